@@ -1,0 +1,21 @@
+//! Native CPU forms of the kernels, in the canonical order of the law.
+//!
+//! Two levels run one text. [`Level::law`] compiles the bodies of `castiron_num` as they stand: slow, and
+//! the definition. [`Level::detect`] compiles the same bodies, or a packed rearrangement of them that keeps
+//! every chain, for the widest instruction set found at run time. Both give the same bytes; tests compare
+//! them.
+
+mod forms;
+mod level;
+mod matrix;
+mod product;
+mod w4a4;
+
+pub use forms::{
+    attend, conv_taps, gdn_read, gdn_update, index_score, inverse_rms, mix_streams, norm_zero_centred, rope,
+    sigmoid_gate, silu_all, swiglu,
+};
+pub use level::Level;
+pub use matrix::{Codes, Matrix, Storage};
+pub use product::product;
+pub use w4a4::{W4a4Input, product_w4a4};

@@ -1,0 +1,341 @@
+//! One conversation on one stream: read a prompt, generate, rewind, go on.
+
+use std::ops::ControlFlow;
+
+use castiron_model::{FaultKind, Model, Row, Slot, Snapshot};
+
+use crate::sampling::{SampleError, Sampler};
+use crate::stop::{FinishReason, StopIds};
+
+/// Rows of a prompt read in one forward pass unless asked otherwise.
+pub const CHUNK: usize = 512;
+/// Snapshots are taken where the length is a multiple of this.
+pub const SNAPSHOT_STRIDE: u32 = 512;
+/// Snapshots held at once; older ones are thinned out so that their gaps grow with their age.
+const SNAPSHOTS: usize = 12;
+
+/// What can go wrong in a session. The stream stays where it last was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model refused a row.
+    #[error(transparent)]
+    Model(#[from] castiron_model::Error),
+    /// A row of this stream was not a number.
+    #[error("the row at position {position} is not a number: {kind}; rewind before it or start again")]
+    Fault {
+        /// Position of the row.
+        position: u32,
+        /// Where it was noticed.
+        kind: FaultKind,
+    },
+    /// A token could not be sampled.
+    #[error("no token can be sampled at position {position}: {source}")]
+    Sample {
+        /// The position the token would take.
+        position: u32,
+        /// Why.
+        source: SampleError,
+    },
+    /// Generation was asked for before any prompt.
+    #[error("there is no prompt to continue; give at least one token")]
+    EmptyPrompt,
+    /// A rewind to a place past the end.
+    #[error("cannot rewind to {asked} tokens: the stream has {length}")]
+    Rewind {
+        /// Tokens asked for.
+        asked: u32,
+        /// Tokens there are.
+        length: u32,
+    },
+    /// A prompt that does not fit.
+    #[error(
+        "the prompt needs {need} positions but the context holds {context}; shorten it (by at least {over} tokens)"
+    )]
+    PromptTooLong {
+        /// Positions of the prompt and what is before it.
+        need: usize,
+        /// Positions of the context.
+        context: u32,
+        /// The excess.
+        over: usize,
+    },
+}
+
+/// What ends a reply, beside the caller.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Tokens generated at most.
+    pub max_tokens: usize,
+    /// Ids that end the reply.
+    pub stop: StopIds,
+}
+
+/// A generated token as the caller sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Token<'a> {
+    /// The id.
+    pub id: u32,
+    /// Its position in the stream.
+    pub position: u32,
+    /// The raw logits it was drawn from, `[vocab]`.
+    pub logits: &'a [f32],
+}
+
+/// A finished reply.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Every generated id, a stop id included.
+    pub ids: Vec<u32>,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+/// A stream of a model, the ids it was fed and the snapshots a rewind starts from.
+///
+/// The last id of a reply is not fed to the model until something follows it, so [`Self::ids`] may be one id
+/// behind the reply.
+pub struct Session {
+    model: Model,
+    slot: Slot,
+    ids: Vec<u32>,
+    snapshots: Vec<Snapshot>,
+    /// Logits of the last row, when it was run for them.
+    logits: Option<Vec<f32>>,
+    chunk: usize,
+}
+
+impl Session {
+    /// A session on a fresh stream of `model`.
+    ///
+    /// # Errors
+    /// The model has no free slot.
+    pub fn new(mut model: Model) -> Result<Self, Error> {
+        let slot = model.new_stream()?;
+        Ok(Self { model, slot, ids: Vec::new(), snapshots: Vec::new(), logits: None, chunk: CHUNK })
+    }
+
+    /// Prompt rows of one forward pass (at least 1). Bytes do not depend on it.
+    pub fn set_chunk(&mut self, rows: usize) {
+        self.chunk = rows.max(1);
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Gives the model back, with the stream freed.
+    pub fn into_model(mut self) -> Model {
+        self.model.free(self.slot);
+        self.model
+    }
+
+    /// The ids the stream was fed.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Logits after the last fed id, when they are known.
+    pub fn logits(&self) -> Option<&[f32]> {
+        self.logits.as_deref()
+    }
+
+    /// blake3 over every cache and state of the stream.
+    ///
+    /// # Errors
+    /// The model refuses.
+    pub fn state_hash(&self) -> Result<String, Error> {
+        Ok(self.model.state_hash(self.slot)?)
+    }
+
+    /// Feeds `ids`, chunk by chunk, and keeps the logits of the last one. `progress` hears how many are done
+    /// and may end it between chunks; the stream then stands at the last finished chunk.
+    ///
+    /// # Errors
+    /// The prompt does not fit (nothing is fed), the model refuses, or a row is not a number.
+    pub fn feed(
+        &mut self,
+        ids: &[u32],
+        mut progress: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Error> {
+        let (need, context) = (self.ids.len() + ids.len(), self.model.context());
+        if need > context as usize {
+            return Err(Error::PromptTooLong { need, context, over: need - context as usize });
+        }
+        if let Some((i, &token)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= self.model.vocab()) {
+            let position = (self.ids.len() + i) as u32;
+            return Err(castiron_model::Error::Token { token, position, vocab: self.model.vocab() }.into());
+        }
+        let mut done = 0;
+        while done < ids.len() {
+            let to_border = SNAPSHOT_STRIDE as usize - self.ids.len() % SNAPSHOT_STRIDE as usize;
+            let count = self.chunk.min(to_border).min(ids.len() - done);
+            self.forward(&ids[done..done + count], done + count == ids.len())?;
+            done += count;
+            if progress(done).is_break() && done < ids.len() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Feeds `ids` and returns the logits of every one of them, `[ids, vocab]`.
+    ///
+    /// # Errors
+    /// As [`Self::feed`].
+    pub fn feed_for_logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        let rows = self.rows(ids, |_| true);
+        self.run(ids, &rows)
+    }
+
+    /// Generates from where the stream stands. `token` sees every id as it is drawn and may end the reply.
+    ///
+    /// # Errors
+    /// There is no prompt, the model refuses, or a row is not a number. Ids drawn before were seen by `token`.
+    pub fn generate(
+        &mut self,
+        sampler: &mut Sampler,
+        limits: &Limits,
+        mut token: impl FnMut(Token<'_>) -> ControlFlow<FinishReason>,
+    ) -> Result<Reply, Error> {
+        let mut ids = Vec::new();
+        loop {
+            let position = self.ids.len() as u32;
+            if ids.len() >= limits.max_tokens || position > self.model.context() {
+                return Ok(Reply { ids, finish: FinishReason::Length });
+            }
+            self.ensure_logits()?;
+            let logits = self.logits.as_deref().ok_or(Error::EmptyPrompt)?;
+            let id = sampler.sample(logits, position).map_err(|source| Error::Sample { position, source })?;
+            ids.push(id);
+            if let ControlFlow::Break(finish) = token(Token { id, position, logits }) {
+                return Ok(Reply { ids, finish });
+            }
+            if limits.stop.contains(id) {
+                return Ok(Reply { ids, finish: FinishReason::Stop { id } });
+            }
+            if ids.len() >= limits.max_tokens || position >= self.model.context() {
+                return Ok(Reply { ids, finish: FinishReason::Length });
+            }
+            self.forward(&[id], true)?;
+        }
+    }
+
+    /// Goes back to the first `length` ids: the nearest snapshot at or below it is restored and the rest is
+    /// fed again. The bytes equal a fresh run.
+    ///
+    /// # Errors
+    /// The stream is shorter, or the model refuses (the stream is then empty).
+    pub fn rewind(&mut self, length: u32) -> Result<(), Error> {
+        let now = self.ids.len() as u32;
+        if length > now {
+            return Err(Error::Rewind { asked: length, length: now });
+        }
+        if length == now && self.model.length(self.slot)? == now {
+            return Ok(());
+        }
+        self.snapshots.retain(|s| s.length() <= length);
+        let tail = self.ids[..length as usize].to_vec();
+        self.logits = None;
+        match self.snapshots.last() {
+            Some(snapshot) => {
+                self.model.restore(self.slot, snapshot)?;
+                self.ids.truncate(snapshot.length() as usize);
+            }
+            None => {
+                self.model.reset(self.slot)?;
+                self.ids.clear();
+            }
+        }
+        let from = self.ids.len();
+        self.feed(&tail[from..], |_| ControlFlow::Continue(())).map(|_| ())
+    }
+
+    /// The logits of the last row, run again when a snapshot was restored exactly at it.
+    fn ensure_logits(&mut self) -> Result<(), Error> {
+        if self.logits.is_some() || self.ids.is_empty() {
+            return Ok(());
+        }
+        let ids = self.ids.clone();
+        self.rewind(ids.len() as u32 - 1)?;
+        self.forward(&ids[ids.len() - 1..], true)
+    }
+
+    /// Feeds one chunk; `last` asks for the logits of its last row.
+    fn forward(&mut self, ids: &[u32], last: bool) -> Result<(), Error> {
+        let rows = self.rows(ids, |i| last && i + 1 == ids.len());
+        let logits = self.run(ids, &rows)?;
+        self.logits = last.then_some(logits);
+        Ok(())
+    }
+
+    fn rows(&self, ids: &[u32], logits: impl Fn(usize) -> bool) -> Vec<Row> {
+        let start = self.ids.len() as u32;
+        let row = |(i, &token): (usize, &u32)| Row {
+            slot: self.slot,
+            position: start + i as u32,
+            token,
+            logits: logits(i),
+        };
+        ids.iter().enumerate().map(row).collect()
+    }
+
+    fn run(&mut self, ids: &[u32], rows: &[Row]) -> Result<Vec<f32>, Error> {
+        let out = self.model.forward(rows, &[])?;
+        self.ids.extend_from_slice(ids);
+        self.logits = None;
+        if let Some(fault) = out.faults.first() {
+            return Err(Error::Fault { position: rows[fault.row].position, kind: fault.kind });
+        }
+        if (self.ids.len() as u32).is_multiple_of(SNAPSHOT_STRIDE) {
+            self.snapshots.push(self.model.snapshot(self.slot)?);
+            thin(&mut self.snapshots);
+        }
+        Ok(out.logits)
+    }
+}
+
+/// Drops one snapshot when there are too many: the one whose neighbours are closest together for their
+/// distance from the end, so that the gaps grow with age.
+fn thin(snapshots: &mut Vec<Snapshot>) {
+    if snapshots.len() <= SNAPSHOTS {
+        return;
+    }
+    let lengths: Vec<u32> = snapshots.iter().map(Snapshot::length).collect();
+    if let Some(drop) = least_useful(&lengths) {
+        snapshots.remove(drop);
+    }
+}
+
+/// The inner index with the smallest (gap around it) / (distance from the end), compared exactly.
+fn least_useful(lengths: &[u32]) -> Option<usize> {
+    let end = *lengths.last()? as u64 + SNAPSHOT_STRIDE as u64;
+    (1..lengths.len().saturating_sub(1)).min_by(|&a, &b| {
+        let gap = |i: usize| (lengths[i + 1] - lengths[i - 1]) as u64;
+        let age = |i: usize| end - lengths[i] as u64;
+        (gap(a) * age(b)).cmp(&(gap(b) * age(a)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_snapshots_thin_out_and_the_newest_stay() {
+        let mut lengths: Vec<u32> = Vec::new();
+        for i in 1..=200 {
+            lengths.push(i * SNAPSHOT_STRIDE);
+            if lengths.len() > SNAPSHOTS {
+                let drop = least_useful(&lengths).expect("more than two");
+                lengths.remove(drop);
+            }
+        }
+        assert_eq!(lengths.len(), SNAPSHOTS);
+        assert_eq!(lengths[SNAPSHOTS - 3..], [198 * 512, 199 * 512, 200 * 512]);
+        assert_eq!(lengths[0], 512);
+        let gaps: Vec<u32> = lengths.windows(2).map(|w| w[1] - w[0]).collect();
+        assert!(gaps[1] > gaps[SNAPSHOTS - 2], "{gaps:?}");
+    }
+}

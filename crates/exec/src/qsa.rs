@@ -1,0 +1,176 @@
+//! Sparse attention: projections, pooled index keys, block selection, attention over the selected tokens.
+
+use castiron_cpu as cpu;
+use castiron_num::orders;
+
+use crate::{Exec, Matrix};
+
+/// Sizes of an attention layer.
+#[derive(Clone, Debug)]
+pub struct QsaShape {
+    /// Query heads, a multiple of the K/V heads.
+    pub heads: usize,
+    /// K/V heads.
+    pub kv_heads: usize,
+    /// Head size.
+    pub head_dim: usize,
+    /// Index query heads.
+    pub index_heads: usize,
+    /// Index head size.
+    pub index_dim: usize,
+    /// Tokens of a block.
+    pub ratio: usize,
+    /// Blocks selected at most.
+    pub top_blocks: usize,
+    /// Rotary frequencies; twice as many leading elements of a head are rotated.
+    pub inv_freq: Vec<f32>,
+}
+
+/// Weights of an attention layer.
+pub struct Qsa {
+    /// Sizes.
+    pub shape: QsaShape,
+    /// `[heads * 2 * head_dim, D]`: a head's query rows, then its gate rows.
+    pub q: Matrix,
+    /// `[kv_heads * head_dim, D]`.
+    pub k: Matrix,
+    /// `[kv_heads * head_dim, D]`.
+    pub v: Matrix,
+    /// `[D, heads * head_dim]`.
+    pub o: Matrix,
+    /// Zero-centred, `[head_dim]`.
+    pub q_norm: Vec<f32>,
+    /// Zero-centred, `[head_dim]`.
+    pub k_norm: Vec<f32>,
+    /// `[(index_heads + 1) * index_dim, D]`: the index queries, then the index key.
+    pub index_qk: Matrix,
+    /// Zero-centred, `[index_dim]`.
+    pub index_q_norm: Vec<f32>,
+    /// Zero-centred, `[index_dim]`.
+    pub index_k_norm: Vec<f32>,
+    /// Epsilon of every norm.
+    pub eps: f32,
+}
+
+/// What a layer makes of its input rows before it looks at a cache.
+pub struct QsaRows {
+    /// `[rows, heads * head_dim]`, rotated, stored.
+    pub q: Vec<f32>,
+    /// `[rows, heads * head_dim]`.
+    pub gate: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`, rotated, stored.
+    pub k: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`, stored.
+    pub v: Vec<f32>,
+    /// `[rows, index_heads * index_dim]`, rotated, stored.
+    pub index_q: Vec<f32>,
+    /// `[rows, index_dim]`, stored.
+    pub raw: Vec<f32>,
+}
+
+/// The tokens a row attends to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Ascending token indices.
+    pub tokens: Vec<u32>,
+}
+
+impl Exec {
+    /// Projects, normalises and rotates `h` (`[rows, D]`); row `r` stands at `positions[r]`.
+    pub fn qsa_project(&self, w: &Qsa, h: &[f32], positions: &[u32]) -> QsaRows {
+        let s = &w.shape;
+        let qg = self.product(&w.q, h);
+        let width = s.heads * s.head_dim;
+        let mut q = Vec::with_capacity(positions.len() * width);
+        let mut gate = Vec::with_capacity(positions.len() * width);
+        for head in qg.chunks_exact(2 * s.head_dim) {
+            q.extend_from_slice(&head[..s.head_dim]);
+            gate.extend_from_slice(&head[s.head_dim..]);
+        }
+        let k = self.product(&w.k, h);
+        let v = self.product_stored(&w.v, h);
+        let index_width = s.index_heads * s.index_dim;
+        let mut index_q = Vec::with_capacity(positions.len() * index_width);
+        let mut raw = Vec::with_capacity(positions.len() * s.index_dim);
+        for row in self.product(&w.index_qk, h).chunks_exact(index_width + s.index_dim) {
+            index_q.extend_from_slice(&row[..index_width]);
+            raw.extend_from_slice(&row[index_width..]);
+        }
+        self.store(&mut raw);
+        QsaRows {
+            q: self.norm_and_rotate(w, &q, &w.q_norm, positions),
+            gate,
+            k: self.norm_and_rotate(w, &k, &w.k_norm, positions),
+            v,
+            index_q: self.norm_and_rotate(w, &index_q, &w.index_q_norm, positions),
+            raw,
+        }
+    }
+
+    /// Head norm, rope, store; `x` holds the same number of heads for each position.
+    fn norm_and_rotate(&self, w: &Qsa, x: &[f32], norm: &[f32], positions: &[u32]) -> Vec<f32> {
+        let mut x = self.norm(x, norm, 1, w.eps);
+        let width = x.len() / positions.len().max(1);
+        for (row, &position) in x.chunks_exact_mut(width.max(1)).zip(positions) {
+            for head in row.chunks_exact_mut(norm.len()) {
+                cpu::rope(self.level, head, position, &w.shape.inv_freq);
+            }
+        }
+        self.store(&mut x);
+        x
+    }
+
+    /// The pooled key of block `block` from its `ratio` stored raw keys (`[ratio, index_dim]`).
+    pub fn qsa_pool(&self, w: &Qsa, raw: &[f32], block: u32) -> Vec<f32> {
+        let s = &w.shape;
+        let mut mean: Vec<f32> = (0..s.index_dim)
+            .map(|d| orders::chain_sum((0..s.ratio).map(|t| raw[t * s.index_dim + d])) / s.ratio as f32)
+            .collect();
+        self.store(&mut mean);
+        self.norm_and_rotate(w, &mean, &w.index_k_norm, &[block * s.ratio as u32])
+    }
+
+    /// Selects the tokens of a row that sees `visible` tokens (itself included).
+    ///
+    /// `pooled` holds the pooled keys of the complete blocks, `[visible / ratio, index_dim]`; it is read
+    /// only when there are more than `top_blocks`.
+    pub fn qsa_select(&self, s: &QsaShape, index_q: &[f32], pooled: &[f32], visible: u32) -> Selection {
+        let ratio = s.ratio as u32;
+        let full = visible / ratio;
+        if full as usize <= s.top_blocks {
+            return Selection { tokens: (0..visible).collect() };
+        }
+        let scores: Vec<f32> = pooled
+            .chunks_exact(s.index_dim)
+            .take(full as usize)
+            .map(|key| cpu::index_score(self.level, index_q, key))
+            .collect();
+        let mut blocks = Vec::new();
+        orders::top_k(&scores, s.top_blocks, &mut blocks);
+        blocks.sort_unstable();
+        let mut tokens: Vec<u32> = blocks.iter().flat_map(|&b| b * ratio..(b + 1) * ratio).collect();
+        tokens.extend(full * ratio..visible);
+        Selection { tokens }
+    }
+
+    /// Attention of one row's query heads that share K/V head `kv_head`, over its selected tokens.
+    ///
+    /// `keys` and `values` are `[selected, head_dim]`; `q` and `out` are that row's `[heads * head_dim]`.
+    pub fn qsa_attend(&self, s: &QsaShape, q: &[f32], kv_head: usize, keys: &[f32], values: &[f32], out: &mut [f32]) {
+        let per = s.heads / s.kv_heads;
+        let scale = 1.0 / (s.head_dim as f32).sqrt();
+        let mut scores = vec![0.0; keys.len() / s.head_dim];
+        let mut acc = vec![0.0; s.head_dim];
+        for head in kv_head * per..(kv_head + 1) * per {
+            let at = head * s.head_dim..(head + 1) * s.head_dim;
+            cpu::attend(self.level, &q[at.clone()], scale, keys, values, &mut scores, &mut acc, &mut out[at]);
+        }
+    }
+
+    /// Output gate and projection: `[rows, heads * head_dim]` to `[rows, D]`.
+    pub fn qsa_finish(&self, w: &Qsa, mut attention: Vec<f32>, gate: &[f32]) -> Vec<f32> {
+        cpu::sigmoid_gate(self.level, &mut attention, gate);
+        self.store(&mut attention);
+        self.product(&w.o, &attention)
+    }
+}

@@ -1,0 +1,32 @@
+//! The forward pass of Qwen3.8-Flash-Next as typed operations, and the state of a stream.
+//!
+//! **Rows are the one shape of work.** [`Model::forward`] takes rows: (stream slot, position, token, whether
+//! its logits are wanted). A prompt chunk is many rows of one stream, a decode step one row of each of
+//! several, a verify window a few rows of one; they mix freely, and the bytes of a row depend only on its own
+//! stream's history.
+//!
+//! **Windows.** Rows of a slot named in `held` read the stream's state and leave it; [`Model::keep`] then
+//! commits the first n of them by replaying the accepted steps with the same text. Rows of other slots are
+//! kept at once.
+//!
+//! **Snapshots** share pages with the stream they were taken from and copy on write, so they are cheap to
+//! hold, and restoring one gives the bytes of a fresh run.
+
+mod error;
+mod forward;
+mod layer;
+mod load;
+mod mtp;
+mod options;
+mod paged;
+mod state;
+mod trace;
+
+pub use castiron_exec::{Activations, ExpertActivations, Level};
+pub use error::Error;
+pub use forward::{Fault, FaultKind, Forward, Row};
+pub use load::Model;
+pub use mtp::{Draft, DraftRow, Wide};
+pub use options::Options;
+pub use state::{Slot, Snapshot};
+pub use trace::{NoTrace, Trace};

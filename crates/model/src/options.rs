@@ -1,0 +1,37 @@
+//! How a model is opened.
+
+use castiron_exec::{Activations, ExpertActivations, Level};
+use castiron_format::TableMode;
+
+/// Row cache of a file-backed n-gram table unless asked otherwise, in bytes.
+const TABLE_CACHE_BYTES: usize = 64 << 20;
+
+/// Choices made once, when a model is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounding of operands and caches.
+    pub activations: Activations,
+    /// Products of NVFP4 experts; `None` does as the checkpoint declares.
+    pub experts: Option<ExpertActivations>,
+    /// The instruction set; bytes do not depend on it.
+    pub level: Level,
+    /// Where the n-gram table lives.
+    pub table: TableMode,
+    /// Streams at once.
+    pub streams: usize,
+    /// Tokens of context; `None` takes the checkpoint's own.
+    pub context: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            activations: Activations::Bf16,
+            experts: None,
+            level: Level::detect(),
+            table: TableMode::File { cache_bytes: TABLE_CACHE_BYTES },
+            streams: 1,
+            context: None,
+        }
+    }
+}

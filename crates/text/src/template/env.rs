@@ -1,0 +1,189 @@
+//! The Jinja environment: what `transformers` sets up, and the limits.
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+
+use super::{Limits, TOO_DEEP, clock, json};
+use crate::{Error, TemplateLimit};
+
+/// Address space, not memory: pages are taken when touched.
+const STACK: usize = 512 << 20;
+
+/// Runs `work` on a thread whose stack outlasts the deepest syntax tree and the deepest value that the limits allow.
+///
+/// The parser recurses over `elif` chains, the compiler over operator chains, and dropping a value recurses over its
+/// nesting; none of that is bounded by the engine's own recursion limit.
+pub(super) fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+    let thread = std::thread::Builder::new().name("chat-template".into()).stack_size(STACK);
+    let failed = |detail: String| Error::TemplateRender { template: String::new(), line: 0, detail };
+    std::thread::scope(|scope| {
+        let handle = thread
+            .spawn_scoped(scope, work)
+            .map_err(|e| failed(format!("no thread to run it on ({e}); free memory or raise limits")))?;
+        handle.join().map_err(|_| failed("the template engine panicked; report the template".into()))
+    })
+}
+
+/// The message of a `raise_exception`, carried through the engine's error chain.
+#[derive(Debug)]
+struct Raised(String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// An environment with these templates.
+pub(super) fn compile(
+    sources: Vec<(String, String)>,
+    recursion: usize,
+) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    env.set_syntax(syntax.map_err(|e| translate("", &e))?);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_recursion_limit(recursion);
+    env.set_debug(false);
+    env.add_filter("tojson", json::tojson);
+    env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
+        let message = message.to_string();
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+    });
+    for (name, source) in sources {
+        let source = without_generation(&source);
+        env.add_template_owned(name.clone(), source).map_err(|e| translate(&name, &e))?;
+    }
+    Ok(env)
+}
+
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark the assistant's tokens for training, by a
+/// condition that always holds: same whitespace, same lines.
+fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (head, tail) = rest.split_at(at);
+        out.push_str(head);
+        let end = tail.find("%}").map_or(tail.len(), |n| n + 2);
+        let (tag, after) = tail.split_at(end);
+        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        match name {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out + rest
+}
+
+/// Renders within the limits.
+pub(super) fn render(
+    env: &Environment<'static>,
+    name: &str,
+    context: &serde_json::Map<String, serde_json::Value>,
+    now: Option<i64>,
+    limits: Limits,
+) -> Result<String, Error> {
+    let input: usize = context.values().map(size).sum();
+    let mut env = env.clone();
+    // A byte of input is worth 16 bytes of copying; a small value a few instructions.
+    env.set_fuel(Some(limits.fuel.saturating_add(input as u64 / 4)));
+    env.add_function("strftime_now", move |format: &str| {
+        let now = now.unwrap_or_else(system_clock);
+        clock::strftime(now, format).map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
+    });
+    let mut out = Bounded { bytes: Vec::new(), limit: limits.output.saturating_add(input.saturating_mul(8)) };
+    let template = env.get_template(name).map_err(|e| translate(name, &e))?;
+    template
+        .render_captured_to(Value::from(Serde(context)), &mut out)
+        .map_err(|e| translate(name, &e))?;
+    String::from_utf8(out.bytes).map_err(|e| Error::TemplateRender {
+        template: name.to_string(),
+        line: 0,
+        detail: e.to_string(),
+    })
+}
+
+fn system_clock() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
+}
+
+/// Bytes of text in a value, and a few for each item.
+fn size(value: &serde_json::Value) -> usize {
+    use serde_json::Value as J;
+    32 + match value {
+        J::String(s) => s.len(),
+        J::Array(items) => items.iter().map(size).sum(),
+        J::Object(map) => map.iter().map(|(k, v)| k.len() + size(v)).sum(),
+        _ => 0,
+    }
+}
+
+/// Output that refuses to grow past its limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+/// Marks our own write error.
+const TOO_LARGE: &str = "output limit exceeded";
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.limit {
+            return Err(io::Error::other(TOO_LARGE));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The engine's error as ours. The innermost cause decides: an include wraps what went wrong inside it.
+fn translate(name: &str, error: &minijinja::Error) -> Error {
+    let mut inner = error;
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
+    while let Some(next) = cause {
+        if let Some(Raised(message)) = next.downcast_ref::<Raised>() {
+            return Error::TemplateRaised { message: message.clone() };
+        }
+        inner = next.downcast_ref::<minijinja::Error>().unwrap_or(inner);
+        cause = next.source();
+    }
+    let template = inner.name().or(error.name()).unwrap_or(name).to_string();
+    let line = inner.line().or(error.line()).unwrap_or(0);
+    let detail = match inner.detail() {
+        Some(detail) => format!("{}: {detail}", inner.kind()),
+        None => inner.kind().to_string(),
+    };
+    if inner.kind() == ErrorKind::SyntaxError {
+        return Error::TemplateSyntax { template, line, detail };
+    }
+    match limit_of(inner) {
+        Some(limit) => Error::TemplateLimit { template, line, limit, detail },
+        None => Error::TemplateRender { template, line, detail },
+    }
+}
+
+fn limit_of(error: &minijinja::Error) -> Option<TemplateLimit> {
+    match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => Some(TemplateLimit::Fuel),
+        (ErrorKind::WriteFailure, _) => Some(TemplateLimit::Output),
+        (_, Some(TOO_DEEP)) => Some(TemplateLimit::Recursion),
+        (_, Some("range has too many elements")) => Some(TemplateLimit::Range),
+        _ => None,
+    }
+}

@@ -24,13 +24,16 @@ pub(crate) struct Options {
 
 /// Measures and prints; fails on a wrong special value or an error beyond the stated bound.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    println!("| function | worst error (ulp) | at | not correctly rounded | inputs |\n|---|---|---|---|---|");
+    println!(
+        "| function | worst error (ulp) | at | not correctly rounded | inputs | known |\n|---|---|---|---|---|---|"
+    );
     let wanted = |name: &str| options.only.is_empty() || options.only.iter().any(|n| n == name);
+    let mut beyond = Vec::new();
     for function in FUNCTIONS.iter().filter(|f| wanted(f.name)) {
         let worst = parallel(options, |bits, worst| check(function, f32::from_bits(bits), worst))?;
         print_row(function.name, &worst);
         if worst.ulp > function.bound {
-            return Err(anyhow!("{} is stated to stay below {} ulp", function.name, function.bound));
+            beyond.push(function.name);
         }
     }
     for (name, noise) in [("uniform_neg_log", NEG_LOG), ("gumbel", GUMBEL)] {
@@ -38,15 +41,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             print_row(name, &parallel(options, |u, worst| check_noise(&noise, u, worst))?);
         }
     }
-    Ok(())
+    if beyond.is_empty() { Ok(()) } else { Err(anyhow!("beyond the stated bound: {}", beyond.join(", "))) }
 }
 
 fn print_row(name: &str, worst: &Worst) {
-    let share = 100.0 * worst.misrounded as f64 / worst.finite.max(1) as f64;
-    let (ulp, bits) = (worst.ulp, worst.input.to_bits());
+    let Worst { ulp, input, misrounded, finite, known } = *worst;
     println!(
-        "| `{name}` | {ulp:.4} | {:e} (`{bits:#010x}`) | {share:.3} % | {} |",
-        worst.input, worst.finite
+        "| `{name}` | {ulp:.4} | {input:e} (`{:#010x}`) | {misrounded} | {finite} | {known} |",
+        input.to_bits()
     );
 }
 

@@ -31,6 +31,16 @@ pub enum Activations {
     F32,
 }
 
+impl Activations {
+    /// The name used on the command line: `bf16` or `f32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
 /// What NVFP4 experts multiply with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertActivations {

@@ -278,7 +278,7 @@ impl<'a> Binder<'a> {
         }
         let scales = self.at(scale).bytes.clone();
         if self.read
-            && let Some(i) = scales.iter().position(|&code| castiron_num::fp8::scale_units(code).is_none())
+            && let Some(i) = bad_scale(&scales)
         {
             let what = format!(
                 "element {i} is the code {:#04x}: a block scale is neither NaN nor negative",
@@ -362,6 +362,16 @@ impl<'a> Binder<'a> {
             }
         }
     }
+}
+
+/// The first code that is no block scale. Gigabytes of scales are checked at load, so whole pages are tested at once.
+fn bad_scale(scales: &[u8]) -> Option<usize> {
+    let is_bad = |code: u8| castiron_num::fp8::scale_units(code).is_none();
+    let page = scales
+        .chunks(4096)
+        .position(|page| page.iter().fold(false, |bad, &c| bad | (c == 0x7F) | (c > 0x80)))?;
+    let first = page * 4096;
+    scales[first..].iter().position(|&code| is_bad(code)).map(|i| first + i)
 }
 
 fn dense_format(dtype: Dtype) -> &'static str {

@@ -32,7 +32,7 @@ impl Hash {
         let ple = config.ple.as_ref().filter(|p| index < p.layers.len()).ok_or_else(|| {
             Error::new(ErrorKind::Config, format!("config.json: ple_layer_ids has no entry number {index}"))
         })?;
-        let half = (((1u64 << 63) - 1) / config.vocab_size as u64 / 2).max(1);
+        let half = (((1u64 << 63) - 1) / (config.vocab_size as u64).max(1) / 2).max(1);
         let base = ple.seed.wrapping_add(10007 * index as u64);
         let multipliers = (1..=ple.ngram_size as u64)
             .map(|i| 2 * (splitmix64(base.wrapping_add(GAMMA.wrapping_mul(i))) % half) + 1)
@@ -48,7 +48,7 @@ impl Hash {
                 at
             })
             .collect();
-        let rows = total.next_multiple_of(ple.divisor);
+        let rows = total.next_multiple_of(ple.divisor.max(1));
         Ok(Self {
             multipliers,
             moduli,
@@ -118,7 +118,7 @@ impl Hash {
         }
     }
 
-    /// Appends the rows of every token of `ids` in turn, the history `prev` before them: `ids.len() * heads` row ids.
+    /// The rows of every token of `ids` in turn, with the history `prev` before them: `ids.len() * heads` row ids.
     pub fn rows_of(&self, prev: &[u32], ids: &[u32]) -> Vec<u64> {
         let mut all = prev.to_vec();
         let mut out = vec![0; ids.len() * self.heads()];

@@ -337,12 +337,11 @@ impl<'de> DeserializeSeed<'de> for MetadataSeed<'_, '_> {
         deserializer: D,
     ) -> std::result::Result<Self::Value, D::Error> {
         let raw = &mut *self.0;
-        deserializer.deserialize_map(MetadataVisitor).map_err(|error| {
-            let text = clip(&error);
+        deserializer.deserialize_map(MetadataVisitor).inspect_err(|error| {
+            let text = clip(error);
             let kind =
                 if text.contains("appears twice") { ErrorKind::Duplicate } else { ErrorKind::BadMetadata };
             let _: D::Error = raw.fail(kind, format!("__metadata__ must map strings to strings: {text}"));
-            error
         })
     }
 }

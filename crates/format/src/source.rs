@@ -92,6 +92,7 @@ impl Store {
             Source::Memory(_) => Ok(None),
             Source::Dir(path) => match File::open(path.join(name)) {
                 Ok(file) => Ok(Some(file)),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(self.missing(name)),
                 Err(e) => Err(Error::io(self.label(name), e)),
             },
         }

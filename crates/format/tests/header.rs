@@ -1,5 +1,10 @@
 //! The strict header reader: every refusal, arbitrary bytes, and agreement with the reference implementation.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy's own exemption covers only #[test] functions, not their helpers"
+)]
+
 mod common;
 
 use castiron_format::ErrorKind;
@@ -57,7 +62,19 @@ fn refuses_damaged_lengths() {
 
 #[test]
 fn refuses_what_is_not_an_object_of_tensors() {
-    for json in ["[]", "null", " {}", "x", "{", r#"{"a"}"#, "{} {}", "{}x", r#"{"a":1}"#, r#"{"a":[]}"#, r#"{"a":null}"#] {
+    for json in [
+        "[]",
+        "null",
+        " {}",
+        "x",
+        "{",
+        r#"{"a"}"#,
+        "{} {}",
+        "{}x",
+        r#"{"a":1}"#,
+        r#"{"a":[]}"#,
+        r#"{"a":null}"#,
+    ] {
         refused(json, 0, ErrorKind::BadHeader, &[]);
     }
     bytes_refused(&[&2u64.to_le_bytes()[..], b"{\xff"].concat(), ErrorKind::BadHeader, &[]);
@@ -103,7 +120,12 @@ fn refuses_impossible_tensors() {
     refused(&one("F32", "[2]", 0, 4), 4, ErrorKind::BadRange, &["t.w"]);
     refused(&one("F32", "[1]", 4, 0), 4, ErrorKind::BadRange, &["t.w", "reversed"]);
     refused(&one("F32", "[1]", 0, 4), 3, ErrorKind::OutOfBounds, &["t.w", "incomplete"]);
-    refused(&one("U8", "[2]", 18446744073709551613, 18446744073709551615), 4, ErrorKind::OutOfBounds, &["t.w"]);
+    refused(
+        &one("U8", "[2]", 18446744073709551613, 18446744073709551615),
+        4,
+        ErrorKind::OutOfBounds,
+        &["t.w"],
+    );
     refused(&one("F32", "[1]", 4, 8), 8, ErrorKind::Gap, &["t.w", "4 bytes"]);
     refused(&one("F32", "[1]", 0, 4), 5, ErrorKind::Gap, &["after the last"]);
     refused("{}", 1, ErrorKind::Gap, &[]);
@@ -138,7 +160,12 @@ fn bombs_stay_small() {
     let shape = format!(r#"{{"t.w":{{"dtype":"U8","shape":[{}1]"#, "1,".repeat(1_000_000));
     refused(&shape, 0, ErrorKind::ShapeOverflow, &["t.w"]);
     let name = "n".repeat(1_000_000);
-    refused(&format!(r#"{{"{name}":{{"dtype":"{name}","shape":[],"data_offsets":[0,0]}}}}"#), 0, ErrorKind::UnknownDtype, &[]);
+    refused(
+        &format!(r#"{{"{name}":{{"dtype":"{name}","shape":[],"data_offsets":[0,0]}}}}"#),
+        0,
+        ErrorKind::UnknownDtype,
+        &[],
+    );
     refused(&format!(r#"{{"{name}":"{name}"}}"#), 0, ErrorKind::BadHeader, &[]);
 }
 

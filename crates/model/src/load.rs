@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use castiron_exec::{
-    self as exec, Activations, Codes, Exec, ExpertActivations, Gdn, GdnShape, Hyper, Moe, Numerics, Ple, Qsa,
+    self as exec, Codes, Exec, ExpertActivations, Gdn, GdnShape, Hyper, Moe, Numerics, Ple, Qsa,
     QsaShape, Storage,
 };
 use castiron_format::ngram::Hash;
@@ -90,12 +90,8 @@ impl Model {
         }
         let numerics = Numerics { activations: options.activations, experts };
         let weights = Builder { config: &config, checkpoint, options }.weights(checkpoint.weights()?)?;
-        let activations = match options.activations {
-            Activations::Bf16 => "bf16",
-            Activations::F32 => "f32",
-        };
         Ok(Self {
-            identity: format!("{} {activations} {}", checkpoint.digest(), experts.name()).into(),
+            identity: format!("{} {} {}", checkpoint.digest(), options.activations.name(), experts.name()).into(),
             exec: Exec::new(numerics, options.level),
             context,
             weights,

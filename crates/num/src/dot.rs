@@ -17,7 +17,7 @@ const RUN: usize = STRIPE / LANES;
 ///
 /// # Panics
 /// When the lengths differ.
-#[inline]
+#[inline(always)]
 pub fn dot32(w: &[f32], x: &[f32]) -> f32 {
     assert_eq!(w.len(), x.len(), "operands of a dot product have one length");
     let mut lanes = [0.0f32; LANES];

@@ -22,57 +22,57 @@ const KEPT: u32 = 25;
 /// Rows and columns of an FP8 weight block with one scale.
 pub const BLOCK: usize = 128;
 
-/// A term as sign, mantissa and exponent: `mantissa * 2^(exponent - KEPT)` before alignment.
-#[derive(Clone, Copy, Default)]
-struct Term {
-    negative: bool,
-    /// Magnitude with `KEPT` fraction bits; below 2^27.
-    mantissa: u32,
-    exponent: i32,
-}
+/// The exponent of a zero term: below any other, so it never leads the alignment.
+const ZERO_EXPONENT: i32 = -10_000;
 
 /// Mantissa (with the hidden bit) and unbiased exponent of an f32's bits; a zero has mantissa 0.
 #[inline(always)]
 fn split(bits: u32) -> (u32, i32) {
     let field = (bits >> 23) & 0xFF;
-    let fraction = bits & 0x7F_FFFF;
-    if field == 0 { (fraction, -126) } else { (fraction | 0x80_0000, field as i32 - 127) }
+    let hidden = if field == 0 { 0 } else { 0x80_0000 };
+    (bits & 0x7F_FFFF | hidden, field.max(1) as i32 - 127)
+}
+
+/// A signed mantissa with `KEPT` fraction bits (magnitude below 2^27) and the exponent it aligns by.
+#[inline(always)]
+fn term(negative: bool, mantissa: u32, exponent: i32) -> (i32, i32) {
+    let signed = if negative { -(mantissa as i32) } else { mantissa as i32 };
+    (signed, if mantissa == 0 { ZERO_EXPONENT } else { exponent })
 }
 
 #[inline(always)]
-fn product_term(a: u16, b: u16) -> Term {
+fn product_term(a: u16, b: u16) -> (i32, i32) {
     let (ma, ea) = split(u32::from(a) << 16);
     let (mb, eb) = split(u32::from(b) << 16);
     // Both mantissas are multiples of 2^16: 7 + 7 fraction bits become KEPT.
-    let mantissa = ((ma >> 16) * (mb >> 16)) << (KEPT - 14);
-    Term { negative: (a ^ b) & 0x8000 != 0, mantissa, exponent: ea + eb }
+    term((a ^ b) & 0x8000 != 0, ((ma >> 16) * (mb >> 16)) << (KEPT - 14), ea + eb)
 }
 
+/// A term shifted down to the largest exponent, its magnitude truncated.
 #[inline(always)]
-fn accumulator_term(c: f32) -> Term {
-    let (mantissa, exponent) = split(c.to_bits());
-    Term { negative: c.is_sign_negative(), mantissa: mantissa << (KEPT - 23), exponent }
+fn align(mantissa: i32, exponent: i32, largest: i32) -> i32 {
+    let kept = (mantissa.unsigned_abs() >> (largest - exponent).min(31)) as i32;
+    if mantissa < 0 { -kept } else { kept }
 }
 
 /// One fused step: `c + sum a[i] * b[i]` as a Hopper tensor core computes it (`a`, `b`: bfloat16 bits).
+#[inline(always)]
 pub fn mma_k16(a: &[u16; STEP], b: &[u16; STEP], c: f32) -> f32 {
     let special = |v: u16| v & 0x7F80 == 0x7F80;
-    if !c.is_finite() || a.iter().chain(b).any(|&v| special(v)) {
+    if a.iter().zip(b).fold(!c.is_finite(), |any, (&x, &y)| any | special(x) | special(y)) {
         return special_sum(a, b, c);
     }
-    let mut terms = [Term::default(); STEP + 1];
-    for (term, (&x, &y)) in terms.iter_mut().zip(a.iter().zip(b)) {
-        *term = product_term(x, y);
+    let (mut mantissas, mut exponents) = ([0; STEP], [0; STEP]);
+    for i in 0..STEP {
+        (mantissas[i], exponents[i]) = product_term(a[i], b[i]);
     }
-    terms[STEP] = accumulator_term(c);
-    let largest = terms.iter().filter(|t| t.mantissa != 0).map(|t| t.exponent).max();
-    let Some(largest) = largest else { return 0.0 };
-    let aligned = |t: &Term| {
-        let distance = (largest - t.exponent).clamp(0, 31) as u32;
-        let kept = i64::from(t.mantissa >> distance);
-        if t.negative { -kept } else { kept }
-    };
-    round_toward_zero(terms.iter().map(aligned).sum(), largest - KEPT as i32)
+    let (c_mantissa, c_exponent) = split(c.to_bits());
+    let (c_mantissa, c_exponent) = term(c.is_sign_negative(), c_mantissa << (KEPT - 23), c_exponent);
+    let largest = exponents.iter().fold(c_exponent, |m, &e| m.max(e));
+    // 16 products of at most 255^2 * 2^11 stay below 2^31.
+    let products: i32 = mantissas.iter().zip(&exponents).map(|(&m, &e)| align(m, e, largest)).sum();
+    let sum = i64::from(products) + i64::from(align(c_mantissa, c_exponent, largest));
+    round_toward_zero(sum, largest - KEPT as i32)
 }
 
 /// The sum when an operand is infinite or NaN: IEEE's answer, NaN canonical (assumed, not probed).
@@ -98,6 +98,7 @@ fn special_sum(a: &[u16; STEP], b: &[u16; STEP], c: f32) -> f32 {
 }
 
 /// `sum * 2^scale` rounded toward zero to f32.
+#[inline(always)]
 fn round_toward_zero(sum: i64, scale: i32) -> f32 {
     if sum == 0 {
         return 0.0;
@@ -148,8 +149,11 @@ fn step(values: &[u16]) -> [u16; STEP] {
 }
 
 /// A chain of fused steps in rising k from +0.
+#[inline(always)]
 fn chain(w: &[u16], x: &[u16]) -> f32 {
-    w.chunks(STEP).zip(x.chunks(STEP)).fold(0.0, |acc, (a, b)| mma_k16(&step(a), &step(b), acc))
+    let ((ws, w_rest), (xs, x_rest)) = (w.as_chunks(), x.as_chunks());
+    let acc = ws.iter().zip(xs).fold(0.0, |acc, (a, b)| mma_k16(a, b, acc));
+    if w_rest.is_empty() { acc } else { mma_k16(&step(w_rest), &step(x_rest), acc) }
 }
 
 /// The native dot product `mma16` of the law (`w`, `x`: bfloat16 bits, `[K]`).
@@ -160,6 +164,7 @@ fn chain(w: &[u16], x: &[u16]) -> f32 {
 ///
 /// # Panics
 /// When the lengths differ.
+#[inline(always)]
 pub fn mma16(w: &[u16], x: &[u16], n_logical: usize) -> f32 {
     assert_eq!(w.len(), x.len(), "operands of a dot product have one length");
     let (steps, parts) = (w.len().div_ceil(STEP), split_parts(n_logical, w.len()));
@@ -174,6 +179,7 @@ pub fn mma16(w: &[u16], x: &[u16], n_logical: usize) -> f32 {
 ///
 /// # Panics
 /// When the lengths do not agree.
+#[inline(always)]
 pub fn mma16_fp8_block(codes: &[u8], scales: &[f32], x: &[u16], n_logical: usize) -> f32 {
     let blocks = codes.len().div_ceil(BLOCK);
     assert_eq!((codes.len(), scales.len()), (x.len(), blocks), "one scale per block of 128");

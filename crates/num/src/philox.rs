@@ -32,7 +32,8 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 /// An exponential variate: `E = -ln((u + 0.5) * 2^-32)`, always positive and finite.
 ///
 /// With the 33-bit odd `v = 2u + 1`: below one half `-ln(RNE(v) * 2^-33)`, else
-/// `-ln1p(-(RNE(2^33 - v) * 2^-33))`; the scalings are exact, so both tails keep their relative precision.
+/// `-ln1p(-(RNE(2^33 - v) * 2^-33))`; the scalings are exact, so both tails keep their relative precision. Measured error, rounding of `v` included: at most 1.19 ulp
+/// (every 97th word).
 #[inline]
 pub fn uniform_neg_log(u: u32) -> f32 {
     let v = 2 * u64::from(u) + 1;
@@ -44,6 +45,8 @@ pub fn uniform_neg_log(u: u32) -> f32 {
 }
 
 /// A Gumbel variate: `-ln(E)`, between -3.14 and 22.88.
+///
+/// Measured error: at most 2.3 ulp, an ulp being at least 2^-24 (every 97th word).
 #[inline]
 pub fn gumbel(u: u32) -> f32 {
     -math::ln(uniform_neg_log(u))

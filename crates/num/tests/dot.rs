@@ -41,7 +41,7 @@ fn the_order_is_not_another() {
 
 #[test]
 fn fold_joins_neighbours_first() {
-    // Neighbours cancel exactly; any fold that starts with lanes 16 apart loses the small ones.
+    // Neighbours cancel exactly; a fold that starts with lanes 16 apart would lose the 2 in 1e30.
     let mut lanes = [0.0; 32];
     (lanes[0], lanes[1], lanes[2], lanes[16]) = (1e30, -1e30, 1.0, 2.0);
     assert_eq!(fold32(lanes), 3.0);

@@ -103,7 +103,9 @@ pub enum Error {
         detail: String,
     },
     /// The template used more than a render is allowed to.
-    #[error("chat template {template:?} stopped at line {line}: {limit} ({detail}); the template loops or grows without end")]
+    #[error(
+        "chat template {template:?} stopped at line {line}: {limit} ({detail}); the template loops or grows without end"
+    )]
     TemplateLimit {
         /// Name of the template.
         template: String,

@@ -37,5 +37,7 @@ pub use detok::{Detokenizer, Utf8Stream};
 pub use error::{Error, TemplateLimit};
 pub use reasoning::{Pieces, ReasoningSplit, ThinkClose};
 pub use stops::StopStrings;
-pub use template::{ChatTemplate, Limits, Message, PrefixBreak, ReasoningEffort, RenderOptions, prefix_break};
+pub use template::{
+    ChatTemplate, Limits, Message, PrefixBreak, ReasoningEffort, RenderOptions, prefix_break,
+};
 pub use tokenizer::{Specials, Tokenizer};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use tokenizers::{
-    AddedToken, AddedVocabulary, DecoderWrapper, Model, ModelWrapper, OffsetType, PreTokenizer,
-    Tokenizer as Pipeline,
+    AddedToken, AddedVocabulary, DecoderWrapper, Model, ModelWrapper, NormalizedString, OffsetType,
+    PreTokenizer, Tokenizer as Pipeline,
 };
 
 use crate::error::utf8;
@@ -15,6 +15,12 @@ const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 /// Ids above this are refused rather than given table space: 64 times the largest vocabulary in use.
 const MAX_ID: u32 = 1 << 24;
+
+/// Longest piece, in bytes, that the split may leave.
+///
+/// The crate's regex engine gives up after a million backtracks and then passes the rest of the text on as one
+/// piece, without an error: other ids than the model was trained on. Such a rest is always longer than this.
+const MAX_PIECE: usize = 500_000;
 
 /// What control tokens in a text mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +128,9 @@ impl Tokenizer {
     }
 
     /// The ids of a text.
+    ///
+    /// A single run (of letters, of spaces, of punctuation) of more than 500 000 bytes is an error; see the note on
+    /// the regex engine in this file.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, Error> {
         let pipeline = &self.inner.pipeline;
         let added = match specials {
@@ -133,7 +142,15 @@ impl Tokenizer {
         if let Some(split) = pipeline.get_pre_tokenizer() {
             split.pre_tokenize(&mut pieces).map_err(encode_error)?;
         }
-        pieces.tokenize(|piece| pipeline.get_model().tokenize(piece.get())).map_err(encode_error)?;
+        // `get` is already in the byte-level alphabet, two bytes for some; the limit is on the text itself.
+        let encode = |piece: &NormalizedString| match piece.get_original().len() {
+            n if n > MAX_PIECE => {
+                Err(format!("it has a run of {n} bytes without a word break; the limit is {MAX_PIECE}")
+                    .into())
+            }
+            _ => pipeline.get_model().tokenize(piece.get()),
+        };
+        pieces.tokenize(encode).map_err(encode_error)?;
         let ids = pieces.into_encoding(None, 0, OffsetType::None).map_err(encode_error)?.get_ids().to_vec();
         if specials == Specials::Text
             && let Some(&id) = ids.iter().find(|&&id| self.is_special(id))
@@ -249,7 +266,9 @@ fn check_id(pipeline: &Pipeline, file: &'static str, token: String, listed: u32)
     match pipeline.token_to_id(&token) {
         Some(actual) if actual == listed => Ok(()),
         Some(actual) => Err(Error::TokenId { file, token, listed, actual }),
-        None => Err(Error::File { what: file, detail: format!("added token {token:?} (id {listed}) is empty") }),
+        None => {
+            Err(Error::File { what: file, detail: format!("added token {token:?} (id {listed}) is empty") })
+        }
     }
 }
 
@@ -285,7 +304,8 @@ fn merge_config(pipeline: &mut Pipeline, text: &str) -> Result<(), Error> {
 
 /// Decodes every token once.
 fn table(pipeline: &Pipeline) -> Result<(Vec<u8>, Vec<Entry>), Error> {
-    let mut tokens: Vec<(u32, String)> = pipeline.get_vocab(true).into_iter().map(|(t, id)| (id, t)).collect();
+    let mut tokens: Vec<(u32, String)> =
+        pipeline.get_vocab(true).into_iter().map(|(t, id)| (id, t)).collect();
     tokens.sort_unstable();
     if let Some(pair) = tokens.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         let (id, first, second) = (pair[0].0, pair[0].1.clone(), pair[1].1.clone());

@@ -1,5 +1,7 @@
 //! The streaming stages: however the stream is cut, the result is that of the whole.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::LazyLock;
 
 use castiron_text::{Error, ReasoningSplit, Specials, StopStrings, ThinkClose, Tokenizer, Utf8Stream};
@@ -157,10 +159,16 @@ fn think_block_by_id() {
     assert_eq!(run("\n\nplain</think>", true, false), own("", "\n\nplain</think>"));
     assert_eq!(run("a</think>\n\n\nb</think>c", true, true), own("a", "\nb</think>c"));
     // Spelled with other tokens the tag is only talk.
-    assert_eq!(split(close, true, &[(27, "</"), (1, "think>"), (2, " x"), (2047, "</think>"), (3, "y")]), own("</think> x", "y"));
+    assert_eq!(
+        split(close, true, &[(27, "</"), (1, "think>"), (2, " x"), (2047, "</think>"), (3, "y")]),
+        own("</think> x", "y")
+    );
     // A tokenizer whose tag is special and skipped, and a broken character in front of the tag.
     assert_eq!(split(close, true, &[(1, "x"), (2047, "")]), own("x", ""));
-    assert_eq!(split(close, true, &[(1, "x"), (2047, "\u{fffd}</think>"), (3, "\n"), (3, "\n"), (3, "\n")]), own("x\u{fffd}", "\n"));
+    assert_eq!(
+        split(close, true, &[(1, "x"), (2047, "\u{fffd}</think>"), (3, "\n"), (3, "\n"), (3, "\n")]),
+        own("x\u{fffd}", "\n")
+    );
 }
 
 #[test]

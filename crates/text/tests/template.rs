@@ -1,5 +1,7 @@
 //! Chat templates: what `transformers` does, rule by rule, with expected texts written by hand.
 
+#![allow(clippy::unwrap_used)]
+
 use castiron_text::{ChatTemplate, Error, Limits, Message, ReasoningEffort, RenderOptions, prefix_break};
 use serde_json::{Value, json};
 
@@ -52,7 +54,11 @@ fn reasoning_effort_and_system_block() {
     let t = rules();
     let cases = [
         (with(None, None), block(XHIGH), block(&format!("{XHIGH}\n\nBe brief."))),
-        (with(Some(ReasoningEffort::XHigh), Some(true)), block(XHIGH), block(&format!("{XHIGH}\n\nBe brief."))),
+        (
+            with(Some(ReasoningEffort::XHigh), Some(true)),
+            block(XHIGH),
+            block(&format!("{XHIGH}\n\nBe brief.")),
+        ),
         (with(Some(ReasoningEffort::Low), None), block(LOW), block(&format!("{LOW}\n\nBe brief."))),
         (with(Some(ReasoningEffort::Medium), None), turn.to_string(), block("Be brief.")),
         (with(None, Some(false)), turn.to_string(), block("Be brief.")),
@@ -105,7 +111,10 @@ fn tools_are_listed_as_python_prints_json() {
     let expected = format!("<|im_start|>system\n{LOW}\n\n{head}{call}\n\nS{turn}");
     assert_eq!(rules().render(&messages, &low).unwrap(), expected);
     let plain = RenderOptions { tools, ..medium() };
-    assert_eq!(rules().render(&messages[1..], &plain).unwrap(), format!("<|im_start|>system\n{head}{call}{turn}"));
+    assert_eq!(
+        rules().render(&messages[1..], &plain).unwrap(),
+        format!("<|im_start|>system\n{head}{call}{turn}")
+    );
     assert_eq!(tiny().render(&messages, &plain).unwrap(), format!("<|im_start|>system\n{head}\n\nS{turn}"));
 }
 
@@ -180,14 +189,19 @@ fn bad_tool_calls_are_refused_by_place() {
         assert!(matches!(error, Error::Message { index: 1, .. }), "{error}");
         assert!(error.to_string().starts_with("messages[1]: tool_calls[0].function.arguments"), "{error}");
     }
-    for calls in [json!("x"), json!([1]), json!([{"function": 1}]), json!([{"function": {"arguments": "{}"}}])] {
+    for calls in
+        [json!("x"), json!([1]), json!([{"function": 1}]), json!([{"function": {"arguments": "{}"}}])]
+    {
         assert!(matches!(render(calls), Err(Error::Message { index: 1, .. })));
     }
     let none = render(call(Value::Null)).unwrap();
     assert_eq!(render(call(json!(""))).unwrap(), none);
     assert_eq!(render(json!([{"function": {"name": "f"}}])).unwrap(), none);
     assert!(Message::list(json!({})).is_err());
-    assert!(matches!(Message::list(json!([{"role": "user"}, {"content": "x"}])), Err(Error::Message { index: 1, .. })));
+    assert!(matches!(
+        Message::list(json!([{"role": "user"}, {"content": "x"}])),
+        Err(Error::Message { index: 1, .. })
+    ));
 }
 
 #[test]
@@ -202,14 +216,19 @@ fn refusals_carry_the_templates_message() {
     assert_eq!(refused(json!([])), none);
     assert_eq!(refused(json!([{"role": "system", "content": "s"}])), none);
     assert_eq!(refused(json!([{"role": "user", "content": " <tool_response>\nx\n</tool_response> "}])), none);
-    assert_eq!(refused(json!([user, {"role": "system", "content": "s"}])), "A system message must come first.");
+    assert_eq!(
+        refused(json!([user, {"role": "system", "content": "s"}])),
+        "A system message must come first."
+    );
     assert_eq!(refused(json!([user, {"role": "developer", "content": "s"}])), "Unexpected role: developer");
     assert_eq!(refused(json!([{"role": "user", "content": 3}])), "Unexpected content type.");
 }
 
 #[test]
 fn content_parts() {
-    let m = list(json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}]}]));
+    let m = list(
+        json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}]}]),
+    );
     let expected = "<|im_start|>user\na<|vision_start|><|image_pad|><|vision_end|>b<|im_end|>\n";
     assert_eq!(rules().render(&m, &medium()).unwrap(), expected);
 }
@@ -229,7 +248,9 @@ fn each_turn_continues_the_last() {
         chat.push(Message::new("assistant", format!("answer {i}")).with_reasoning("so"));
     }
     for template in [rules(), tiny()] {
-        for (thinking, tools) in [(None, true), (Some(false), true), (Some(true), false), (Some(false), false)] {
+        for (thinking, tools) in
+            [(None, true), (Some(false), true), (Some(true), false), (Some(false), false)]
+        {
             let tools = if tools { vec![json!({"name": "f"})] } else { Vec::new() };
             let options = RenderOptions { enable_thinking: thinking, tools, ..RenderOptions::default() };
             let texts: Vec<String> = turns.iter().map(|m| template.render(m, &options).unwrap()).collect();
@@ -246,12 +267,16 @@ fn each_turn_continues_the_last() {
     }
     // ... with thinking off a reply is continued when its reasoning is empty, and otherwise breaks right there.
     let off = RenderOptions { enable_thinking: Some(false), ..open.clone() };
-    let at = prefix_break(&rules().render(&turns[0], &off).unwrap(), &rules().render(&turns[1], &off).unwrap());
+    let at =
+        prefix_break(&rules().render(&turns[0], &off).unwrap(), &rules().render(&turns[1], &off).unwrap());
     let at = at.expect("a break");
     assert!(at.before.starts_with("\n</think>") && at.after.starts_with("hm\n</think>"), "{at:?}");
     // Not preserving thinking rewrites history: the place is reported.
     let forget = RenderOptions { preserve_thinking: Some(false), ..medium() };
-    let at = prefix_break(&rules().render(&turns[1], &forget).unwrap(), &rules().render(&turns[2], &forget).unwrap());
+    let at = prefix_break(
+        &rules().render(&turns[1], &forget).unwrap(),
+        &rules().render(&turns[2], &forget).unwrap(),
+    );
     let at = at.expect("a break");
     assert!(at.before.starts_with("<think>\nhm") && at.after.starts_with("calling"), "{at:?}");
     assert_eq!(at.line, 6);
@@ -261,13 +286,22 @@ fn each_turn_continues_the_last() {
 fn tojson_has_pythons_arguments() {
     let v = json!({"v": {"b": [1, {"é": "<\u{1}\u{7f}\n\""}], "a": {}, "f": 1e-7}});
     let run = |source: &str| eval(source, v.clone()).unwrap();
-    assert_eq!(run("{{ v | tojson }}"), r#"{"b": [1, {"é": "<\u0001"#.to_string() + "\u{7f}" + r#"\n\""}], "a": {}, "f": 1e-07}"#);
+    assert_eq!(
+        run("{{ v | tojson }}"),
+        r#"{"b": [1, {"é": "<\u0001"#.to_string() + "\u{7f}" + r#"\n\""}], "a": {}, "f": 1e-07}"#
+    );
     assert_eq!(
         run("{{ v.b | tojson(indent=2) }}"),
         "[\n  1,\n  {\n    \"é\": \"<\\u0001\u{7f}\\n\\\"\"\n  }\n]"
     );
-    assert_eq!(run("{{ {'b': 1, 'a': [], 3: {}} | tojson(indent=4) }}"), "{\n    \"b\": 1,\n    \"a\": [],\n    \"3\": {}\n}");
-    assert_eq!(run("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}"), r#"{"a":2,"b":1}"#);
+    assert_eq!(
+        run("{{ {'b': 1, 'a': [], 3: {}} | tojson(indent=4) }}"),
+        "{\n    \"b\": 1,\n    \"a\": [],\n    \"3\": {}\n}"
+    );
+    assert_eq!(
+        run("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}"),
+        r#"{"a":2,"b":1}"#
+    );
     assert_eq!(run("{{ 'é🙂' | tojson(ensure_ascii=true) }}"), r#""\u00e9\ud83d\ude42""#);
     assert_eq!(run("{{ [true, none, 1.0, -3, 'x'] | tojson }}"), r#"[true, null, 1.0, -3, "x"]"#);
     assert_eq!(run("{{ range(3) | tojson }}"), "[0, 1, 2]");
@@ -289,7 +323,10 @@ fn jinja_as_transformers_sets_it_up() {
         ("  {% if t %}\n  yes\n  {% endif %}\nend\n", "  yes\nend"),
         ("{{ l[::-1] | join(',') }} {{ l[1:] }}", "3,2,1 [2, 3]"),
         ("{{ '<&>' }}{{ '<' | safe }}", "<&><"),
-        ("{{ x is defined }} {{ s is string }} {{ d is mapping }} {{ l is sequence }} {{ 1 is number }}", "False True True True True"),
+        (
+            "{{ x is defined }} {{ s is string }} {{ d is mapping }} {{ l is sequence }} {{ 1 is number }}",
+            "False True True True True",
+        ),
         ("{{ 'a' if undefined_thing else 'b' }}{{ undefined_thing or 'c' }}", "bc"),
         ("{% set ns = namespace(x=1) %}{% for i in l %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}", "7"),
         ("{% generation %}\nx{%- endgeneration -%}\n y", "xy"),
@@ -322,7 +359,10 @@ fn templates_in_the_config() {
     assert!(matches!(render(other, &none), Err(Error::NoTemplate { .. })));
     assert!(matches!(render(json!({}), &none), Err(Error::NoTemplate { .. })));
     assert!(matches!(render(json!({"chat_template": 3}), &none), Err(Error::File { .. })));
-    assert!(matches!(ChatTemplate::from_files(Some(b"a\xff"), None), Err(Error::InvalidUtf8 { offset: 1, .. })));
+    assert!(matches!(
+        ChatTemplate::from_files(Some(b"a\xff"), None),
+        Err(Error::InvalidUtf8 { offset: 1, .. })
+    ));
 }
 
 #[test]

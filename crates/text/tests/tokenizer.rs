@@ -1,5 +1,7 @@
 //! The tokenizer against ids that the Python `tokenizers` 0.22.2 gives, and against broken files.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::LazyLock;
 
 use castiron_text::{Error, Specials, Tokenizer};
@@ -39,7 +41,8 @@ fn known_encodings() {
     }
     let parsed = [2035, 341, 198, 71, 72, 2036, 198, 2046, 297, 2047, 297];
     assert_eq!(TOKENIZER.encode(TURN, Specials::Parse).unwrap(), parsed);
-    let mut text = vec![27, 91, 72, 76, 62, 287, 272, 83, 91, 29, 341, 198, 71, 72, 27, 91, 72, 76, 62, 296, 67, 91];
+    let mut text =
+        vec![27, 91, 72, 76, 62, 287, 272, 83, 91, 29, 341, 198, 71, 72, 27, 91, 72, 76, 62, 296, 67, 91];
     text.extend([471, 2046, 297, 2047, 297]);
     assert_eq!(TOKENIZER.encode(TURN, Specials::Text).unwrap(), text);
 }
@@ -55,7 +58,10 @@ fn added_tokens_are_one_id() {
         assert_eq!(TOKENIZER.token_bytes(id), Some(text.as_bytes()));
         assert_eq!(TOKENIZER.is_special(id), token["special"].as_bool().unwrap());
         assert!(TOKENIZER.is_added(id));
-        assert_eq!(TOKENIZER.special_in_text(&format!("é{text}")), TOKENIZER.is_special(id).then_some((2, id)));
+        assert_eq!(
+            TOKENIZER.special_in_text(&format!("é{text}")),
+            TOKENIZER.is_special(id).then_some((2, id))
+        );
     }
     assert_eq!(TOKENIZER.vocab_size(), 2048);
     assert_eq!(TOKENIZER.token_bytes(2048), None);
@@ -75,21 +81,34 @@ fn every_byte_has_a_token() {
     assert!(seen.iter().all(|&s| s));
 }
 
-/// The crate's regex engine gives up silently after a million backtracks; runs this long must still split right.
+/// The crate's regex engine gives up silently in runs of about a million characters: shorter ones must split right,
+/// longer ones must be refused rather than encoded in another way.
 #[test]
-fn long_runs_encode_and_return() {
+fn long_runs_encode_or_are_refused() {
     for unit in [" ", "\n", "a", "!", "1", "é", " \n"] {
-        let text = unit.repeat(300_000) + "x";
+        let text = unit.repeat(200_000) + "x don't";
         let ids = TOKENIZER.encode(&text, Specials::Text).unwrap();
         assert_eq!(TOKENIZER.decode(&ids, false).unwrap(), text);
-        let tail = TOKENIZER.encode(&(unit.repeat(300) + "x"), Specials::Text).unwrap();
-        assert_eq!(ids[ids.len() - 3..], tail[tail.len() - 3..], "{unit:?}");
+        let tail = TOKENIZER.encode(&(unit.repeat(300) + "x don't"), Specials::Text).unwrap();
+        assert_eq!(ids[ids.len() - 5..], tail[tail.len() - 5..], "{unit:?}");
+        let long = TOKENIZER.encode(&(unit.repeat(1_200_000) + "x don't"), Specials::Parse);
+        match unit {
+            "1" => assert_eq!(long.unwrap().len(), 1_200_000 + tail.len() - 300),
+            _ => assert!(long.unwrap_err().to_string().contains("limit is 500000"), "{unit:?}"),
+        }
     }
 }
 
 #[test]
 fn special_tokens_cannot_be_spelled_in_text() {
-    let tricks = ["<|im_end|>", "<|im_<|im_end|>end|>", "<|im_end|><|im_end|>", " <|endoftext|>\n", "<|im_end|", "｜im_end｜"];
+    let tricks = [
+        "<|im_end|>",
+        "<|im_<|im_end|>end|>",
+        "<|im_end|><|im_end|>",
+        " <|endoftext|>\n",
+        "<|im_end|",
+        "｜im_end｜",
+    ];
     for text in tricks {
         let ids = TOKENIZER.encode(text, Specials::Text).unwrap();
         assert!(ids.iter().all(|&id| !TOKENIZER.is_special(id)), "{text}");
@@ -141,11 +160,17 @@ fn broken_files_are_errors() {
     let mut bad = JSON.to_vec();
     bad[100] = 0xff;
     assert!(matches!(Tokenizer::from_files(&bad, None), Err(Error::InvalidUtf8 { offset: 100, .. })));
-    assert!(matches!(Tokenizer::from_files(JSON, Some(b"{\xff}")), Err(Error::InvalidUtf8 { offset: 1, .. })));
+    assert!(matches!(
+        Tokenizer::from_files(JSON, Some(b"{\xff}")),
+        Err(Error::InvalidUtf8 { offset: 1, .. })
+    ));
     assert!(matches!(Tokenizer::from_files(JSON, Some(b"[")), Err(Error::File { .. })));
     assert!(matches!(Tokenizer::from_files(JSON, Some(&config(r#""x": {}"#))), Err(Error::File { .. })));
     assert!(matches!(Tokenizer::from_files(JSON, Some(&config(r#""2048": 3"#))), Err(Error::File { .. })));
-    assert!(matches!(Tokenizer::from_files(JSON, Some(&config(r#""2048": {"content": ""}"#))), Err(Error::File { .. })));
+    assert!(matches!(
+        Tokenizer::from_files(JSON, Some(&config(r#""2048": {"content": ""}"#))),
+        Err(Error::File { .. })
+    ));
     for cut in [0, 1, 500, text.len() / 2, text.len() - 1] {
         assert!(matches!(load(text[..cut].to_string()), Error::File { .. }));
     }

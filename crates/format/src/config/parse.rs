@@ -22,10 +22,12 @@ const ARCHITECTURES: [&str; 4] = [
 
 /// Largest hidden size, head size and similar: keeps every product of sizes far below 2^63.
 const MAX_DIM: u32 = 1 << 18;
-const MAX_LAYERS: u32 = 1024;
-const MAX_EXPERTS: u32 = 4096;
+const MAX_LAYERS: u32 = 512;
+const MAX_EXPERTS: u32 = 2048;
 const MAX_HEADS: u32 = 4096;
 const MAX_KERNEL: u32 = 64;
+/// N-gram layers at most; with the limits on heads it bounds the search for primes.
+const MAX_PLE: usize = 16;
 
 impl Config {
     /// Parses the text of `config.json`; `file` names it in errors.
@@ -39,7 +41,7 @@ impl Config {
         let vocab_size = keys.count("vocab_size", 1 << 28)?;
         let (heads, kv_heads) =
             (keys.count("num_attention_heads", MAX_HEADS)?, keys.count("num_key_value_heads", MAX_HEADS)?);
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Err(keys
                 .refuse("num_attention_heads", &format!("a multiple of num_key_value_heads = {kv_heads}")));
         }
@@ -152,7 +154,9 @@ fn layer_kinds(keys: &Keys<'_>, layers: usize) -> Result<Vec<LayerKind>> {
         let Some(interval) = keys.integer_opt("full_attention_interval", 1, u64::from(MAX_LAYERS))? else {
             return Err(keys.refuse("layer_types", &accepted()));
         };
-        let kind = |layer| if (layer + 1) % interval == 0 { LayerKind::Attention } else { LayerKind::Linear };
+        let kind = |layer: u64| {
+            if (layer + 1).is_multiple_of(interval) { LayerKind::Attention } else { LayerKind::Linear }
+        };
         return Ok((0..layers as u64).map(kind).collect());
     };
     let list = value.as_array().filter(|list| list.len() == layers);
@@ -201,7 +205,7 @@ impl Rope {
         let share = factor
             .number("partial_rotary_factor", "a number above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
         let dim = (head_dim as f64 * share) as usize;
-        if dim == 0 || dim % 2 != 0 || dim > index_head_dim {
+        if dim == 0 || !dim.is_multiple_of(2) || dim > index_head_dim {
             let accepted = format!(
                 "such that head_dim {head_dim} times it is an even count of channels, at least 2 and at most \
                  indexer_head_dim = {index_head_dim} (it gives {dim})"
@@ -215,7 +219,7 @@ impl Rope {
 fn gdn(keys: &Keys<'_>) -> Result<GdnConfig> {
     let key_heads = keys.count("linear_num_key_heads", MAX_HEADS)?;
     let value_heads = keys.count("linear_num_value_heads", MAX_HEADS)?;
-    if value_heads % key_heads != 0 {
+    if !value_heads.is_multiple_of(key_heads) {
         let accepted = format!("a multiple of linear_num_key_heads = {key_heads}");
         return Err(keys.refuse("linear_num_value_heads", &accepted));
     }
@@ -266,8 +270,9 @@ fn indexer(keys: &Keys<'_>) -> Result<IndexerConfig> {
 }
 
 fn ple(keys: &Keys<'_>, num_layers: usize) -> Result<Option<PleConfig>> {
-    let accepted =
-        format!("a list of different layer numbers from 1 to {num_layers} (one-based), or an empty list");
+    let accepted = format!(
+        "a list of different layer numbers from 1 to {num_layers} (one-based), at most {MAX_PLE}, or an empty list"
+    );
     let ids = match keys.get("ple_layer_ids") {
         Some(Value::Array(_)) => keys.integers("ple_layer_ids", 1, num_layers as u64)?,
         _ => return Err(keys.refuse("ple_layer_ids", &accepted)),
@@ -275,7 +280,7 @@ fn ple(keys: &Keys<'_>, num_layers: usize) -> Result<Option<PleConfig>> {
     let mut sorted = ids.clone();
     sorted.sort_unstable();
     sorted.dedup();
-    if sorted.len() != ids.len() || ids.len() > 64 {
+    if sorted.len() != ids.len() || ids.len() > MAX_PLE {
         return Err(keys.refuse("ple_layer_ids", &accepted));
     }
     if ids.is_empty() {
@@ -285,14 +290,14 @@ fn ple(keys: &Keys<'_>, num_layers: usize) -> Result<Option<PleConfig>> {
         layers: ids.into_iter().map(|id| id as usize - 1).collect(),
         embed_dim: keys.count("ple_embed_dim", MAX_DIM)?,
         conv_kernel: keys.count("ple_conv_kernel_size", MAX_KERNEL)?,
-        ngram_size: keys.integer("ngram_size", 2, 16)? as usize,
+        ngram_size: keys.integer("ngram_size", 2, 8)? as usize,
         heads_per_ngram: keys.count("heads_per_ngram", 64)?,
         vocab_base: keys.integer("ngram_vocab_size_base", 2, 1 << 40)?,
         divisor: keys.integer("make_ngram_vocab_size_divisible_by", 1, 1 << 32)?,
         parts: keys.integer_opt("split_ngram_parts", 1, 1 << 20)?.unwrap_or(512) as usize,
         seed: keys.integer_opt("seed", 0, i64::MAX as u64)?.unwrap_or(1234),
     };
-    if ple.embed_dim % ple.heads() != 0 {
+    if !ple.embed_dim.is_multiple_of(ple.heads()) {
         let accepted = format!("a multiple of heads_per_ngram * (ngram_size - 1) = {}", ple.heads());
         return Err(keys.refuse("ple_embed_dim", &accepted));
     }

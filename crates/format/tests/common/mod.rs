@@ -1,5 +1,5 @@
 //! Shared by the tests: golden paths, a tiny safetensors writer, temporary directories.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(clippy::unwrap_used, dead_code, missing_docs, unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::fs;

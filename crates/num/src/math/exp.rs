@@ -82,7 +82,8 @@ pub fn sigmoid(x: f32) -> f32 {
 
 /// `x * sigmoid(x)`, one rounded product.
 ///
-/// `silu(-inf)` is NaN (`-inf * 0`), as the definition says.
+/// Below -87.33654 the factor is +0 and so the result -0; `silu(-inf)` is NaN (`-inf * 0`), as the definition
+/// says. The product is rounded a second time: see the error.
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     let y = x * sigmoid(x);

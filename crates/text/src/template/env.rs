@@ -7,7 +7,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
-use super::{Limits, TOO_DEEP, clock, json};
+use super::{Limits, MAX_SOURCE, MAX_TAG, TOO_DEEP, clock, json};
 use crate::{Error, TemplateLimit};
 
 /// Address space, not memory: pages are taken when touched.
@@ -39,6 +39,55 @@ impl std::fmt::Display for Raised {
 }
 
 impl std::error::Error for Raised {}
+
+/// Refuses sources that would take the compiler long.
+pub(super) fn check_source(name: &str, source: &str) -> Result<(), Error> {
+    let refuse = |line: usize, detail: String| {
+        Err(Error::TemplateLimit { template: name.to_string(), line, limit: TemplateLimit::Source, detail })
+    };
+    if source.len() > MAX_SOURCE {
+        return refuse(0, format!("{} bytes, the limit is {MAX_SOURCE}", source.len()));
+    }
+    let bytes = source.as_bytes();
+    let mut at = 0;
+    while let Some(open) = source[at..].find('{').map(|n| at + n) {
+        at = match bytes.get(open + 1) {
+            Some(b'#') => source[open..].find("#}").map_or(bytes.len(), |n| open + n + 2),
+            Some(b'{' | b'%') => {
+                let (end, code) = tag(bytes, open + 2);
+                if code > MAX_TAG {
+                    let line = source[..open].matches('\n').count() + 1;
+                    return refuse(line, format!("{code} bytes of code in one tag, the limit is {MAX_TAG}"));
+                }
+                end
+            }
+            _ => open + 1,
+        };
+    }
+    Ok(())
+}
+
+/// Where the tag whose content starts at `at` ends, and how many bytes of it are outside string literals.
+fn tag(bytes: &[u8], mut at: usize) -> (usize, usize) {
+    let close = if bytes[at - 1] == b'%' { b'%' } else { b'}' };
+    let (mut code, mut quote, mut braces) = (0, None, 0usize);
+    while at < bytes.len() {
+        match (quote, bytes[at]) {
+            (Some(_), b'\\') => at += 1,
+            (Some(q), b) if b == q => quote = None,
+            (Some(_), _) => {}
+            (None, b @ (b'"' | b'\'')) => quote = Some(b),
+            (None, b) if b == close && braces == 0 && bytes.get(at + 1) == Some(&b'}') => {
+                return (at + 2, code);
+            }
+            (None, b'{') => (code, braces) = (code + 1, braces + 1),
+            (None, b'}') => (code, braces) = (code + 1, braces.saturating_sub(1)),
+            (None, _) => code += 1,
+        }
+        at += 1;
+    }
+    (bytes.len(), code)
+}
 
 /// An environment with these templates.
 pub(super) fn compile(
@@ -104,9 +153,7 @@ pub(super) fn render(
     });
     let mut out = Bounded { bytes: Vec::new(), limit: limits.output.saturating_add(input.saturating_mul(8)) };
     let template = env.get_template(name).map_err(|e| translate(name, &e))?;
-    template
-        .render_captured_to(Value::from(Serde(context)), &mut out)
-        .map_err(|e| translate(name, &e))?;
+    template.render_captured_to(Value::from(Serde(context)), &mut out).map_err(|e| translate(name, &e))?;
     String::from_utf8(out.bytes).map_err(|e| Error::TemplateRender {
         template: name.to_string(),
         line: 0,

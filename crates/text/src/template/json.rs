@@ -90,7 +90,13 @@ fn write(state: &State, value: &Value, style: &Style, depth: usize, out: &mut St
     state.consume_fuel(((out.len() - before) / 8) as u64 + 1)
 }
 
-fn sequence(state: &State, value: &Value, style: &Style, depth: usize, out: &mut String) -> Result<(), Error> {
+fn sequence(
+    state: &State,
+    value: &Value,
+    style: &Style,
+    depth: usize,
+    out: &mut String,
+) -> Result<(), Error> {
     let mut empty = true;
     out.push('[');
     for item in value.try_iter()? {

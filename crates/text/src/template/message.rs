@@ -69,7 +69,8 @@ impl Message {
     /// The message as the template sees it: arguments of tool calls parsed, depth checked.
     pub(super) fn for_template(&self, index: usize) -> Result<Value, Error> {
         let bad = |detail: String| Error::Message { index, detail };
-        let parts = self.extra.values().chain(&self.content).chain(&self.reasoning_content).chain(&self.tool_calls);
+        let parts =
+            self.extra.values().chain(&self.content).chain(&self.reasoning_content).chain(&self.tool_calls);
         for part in parts {
             check_depth(part, MAX_DEPTH).map_err(bad)?;
         }

@@ -11,9 +11,12 @@ pub(crate) enum Set {
     /// Packed forms without any instruction set beyond the target's baseline.
     #[cfg_attr(target_arch = "x86_64", allow(dead_code, reason = "a test and other targets use it"))]
     Portable,
-    /// Packed forms with AVX2 and FMA. Made only by `detect`, after both were found.
+    /// Packed forms with AVX2 and FMA. Made only by `present`, after both were found.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// Packed forms with AVX-512F, AVX2 and FMA. Made only by `present`, after all were found.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Level {
@@ -29,11 +32,21 @@ impl Level {
 
     /// The widest form this processor has.
     pub fn detect() -> Self {
+        Self::present().pop().unwrap_or(Self::portable())
+    }
+
+    /// Every level this processor has, from the law to the widest.
+    pub fn present() -> Vec<Self> {
+        #[allow(unused_mut, reason = "other targets have no more")]
+        let mut all = vec![Self::law(), Self::portable()];
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            return Self(Set::Avx2);
+            all.push(Self(Set::Avx2));
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                all.push(Self(Set::Avx512));
+            }
         }
-        Self::portable()
+        all
     }
 
     /// Whether the plain scalar product is asked for.
@@ -41,13 +54,15 @@ impl Level {
         self.0 == Set::Law
     }
 
-    /// A short name for receipts: `law`, `portable` or `avx2`.
+    /// A short name for receipts: `law`, `portable`, `avx2` or `avx512`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Set::Law => "law",
             Set::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
         }
     }
 }
@@ -62,13 +77,14 @@ macro_rules! for_level {
         $vis fn $name(level: $crate::Level, $($arg: $ty),*) $(-> $ret)? {
             match level.0 {
                 #[cfg(target_arch = "x86_64")]
-                $crate::level::Set::Avx2 => {
+                // The bodies are left to the compiler at 8 lanes on AVX-512 machines too.
+                $crate::level::Set::Avx2 | $crate::level::Set::Avx512 => {
                     #[target_feature(enable = "avx2,fma")]
                     #[allow(clippy::too_many_arguments, reason = "kernel operands")]
                     fn wide($($arg: $ty),*) $(-> $ret)? {
                         $body($($arg),*)
                     }
-                    // SAFETY: `Set::Avx2` is only made by `Level::detect`, which found AVX2 and FMA here.
+                    // SAFETY: these levels are only made by `Level::present`, which found AVX2 and FMA here.
                     unsafe { wide($($arg),*) }
                 }
                 _ => $body($($arg),*),

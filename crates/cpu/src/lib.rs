@@ -8,7 +8,9 @@
 mod forms;
 mod level;
 mod matrix;
+mod pool;
 mod product;
+mod simd;
 mod w4a4;
 
 pub use forms::{
@@ -17,5 +19,6 @@ pub use forms::{
 };
 pub use level::Level;
 pub use matrix::{Codes, Matrix, Storage};
+pub use pool::Pool;
 pub use product::product;
 pub use w4a4::{W4a4Input, product_w4a4};

@@ -12,7 +12,7 @@ pub const CHUNK: usize = 512;
 /// Snapshots are taken where the length is a multiple of this.
 pub const SNAPSHOT_STRIDE: u32 = 512;
 /// Snapshots held at once; older ones are thinned out so that their gaps grow with their age.
-const SNAPSHOTS: usize = 12;
+pub const SNAPSHOTS: usize = 12;
 
 /// What can go wrong in a session. The stream stays where it last was.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +91,22 @@ pub struct Reply {
     pub finish: FinishReason,
 }
 
+/// How [`Session::resume`] went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// Leading ids whose state was still held, so that they were not run again.
+    pub cached: usize,
+    /// `Break` when `progress` ended it before all ids were fed.
+    pub flow: ControlFlow<()>,
+}
+
+/// A place that a rewind can start from.
+struct Held {
+    snapshot: Snapshot,
+    /// Logits of the row before it, when they were known.
+    logits: Option<Vec<f32>>,
+}
+
 /// A stream of a model, the ids it was fed and the snapshots a rewind starts from.
 ///
 /// The last id of a reply is not fed to the model until something follows it, so [`Self::ids`] may be one id
@@ -99,7 +115,7 @@ pub struct Session {
     model: Model,
     slot: Slot,
     ids: Vec<u32>,
-    snapshots: Vec<Snapshot>,
+    snapshots: Vec<Held>,
     /// Logits of the last row, when it was run for them.
     logits: Option<Vec<f32>>,
     chunk: usize,
@@ -159,14 +175,7 @@ impl Session {
         ids: &[u32],
         mut progress: impl FnMut(usize) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Error> {
-        let (need, context) = (self.ids.len() + ids.len(), self.model.context());
-        if need > context as usize {
-            return Err(Error::PromptTooLong { need, context, over: need - context as usize });
-        }
-        if let Some((i, &token)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= self.model.vocab()) {
-            let position = (self.ids.len() + i) as u32;
-            return Err(castiron_model::Error::Token { token, position, vocab: self.model.vocab() }.into());
-        }
+        self.check(self.ids.len(), ids)?;
         let mut done = 0;
         while done < ids.len() {
             let to_border = SNAPSHOT_STRIDE as usize - self.ids.len() % SNAPSHOT_STRIDE as usize;
@@ -178,6 +187,62 @@ impl Session {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// Makes the stream hold exactly `ids`: goes back to what they share with the ids it holds and feeds the
+    /// rest. The bytes equal a fresh run of `ids`. When all are fed the place is marked, so that going back to
+    /// it costs nothing. `progress` is [`Self::feed`]'s and counts the ids that are fed.
+    ///
+    /// Going back starts at the nearest snapshot, so fewer ids may be cached than are shared.
+    ///
+    /// # Errors
+    /// As [`Self::feed`]; a prompt that does not fit, or has an unknown id, changes nothing.
+    pub fn resume(
+        &mut self,
+        ids: &[u32],
+        progress: impl FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Resumed, Error> {
+        self.check(0, ids)?;
+        let shared = ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
+        let cached = self.go_back(shared as u32)?;
+        let flow = self.feed(&ids[cached..], progress)?;
+        if flow.is_continue() {
+            self.mark()?;
+        }
+        Ok(Resumed { cached, flow })
+    }
+
+    /// Takes a snapshot here, with the logits, so that a rewind to this length costs nothing for a while.
+    ///
+    /// # Errors
+    /// The model refuses.
+    pub fn mark(&mut self) -> Result<(), Error> {
+        let here = self.ids.len() as u32;
+        if here == 0 {
+            return Ok(());
+        }
+        match self.snapshots.last_mut().filter(|s| s.snapshot.length() == here) {
+            Some(held) => held.logits = self.logits.clone().or(held.logits.take()),
+            None => {
+                let snapshot = self.model.snapshot(self.slot)?;
+                self.snapshots.push(Held { snapshot, logits: self.logits.clone() });
+                thin(&mut self.snapshots);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses ids that do not fit after `before` others.
+    fn check(&self, before: usize, ids: &[u32]) -> Result<(), Error> {
+        let (need, context) = (before + ids.len(), self.model.context());
+        if need > context as usize {
+            return Err(Error::PromptTooLong { need, context, over: need - context as usize });
+        }
+        if let Some((i, &token)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= self.model.vocab()) {
+            let position = (before + i) as u32;
+            return Err(castiron_model::Error::Token { token, position, vocab: self.model.vocab() }.into());
+        }
+        Ok(())
     }
 
     /// Feeds `ids` and returns the logits of every one of them, `[ids, vocab]`.
@@ -232,24 +297,31 @@ impl Session {
         if length > now {
             return Err(Error::Rewind { asked: length, length: now });
         }
-        if length == now && self.model.length(self.slot)? == now {
-            return Ok(());
-        }
-        self.snapshots.retain(|s| s.length() <= length);
         let tail = self.ids[..length as usize].to_vec();
+        let from = self.go_back(length)?;
+        self.feed(&tail[from..], |_| ControlFlow::Continue(())).map(|_| ())
+    }
+
+    /// Restores the nearest snapshot at or below `length`, which is at most the stream's, and gives its length.
+    fn go_back(&mut self, length: u32) -> Result<usize, Error> {
+        let now = self.ids.len() as u32;
+        if length == now && self.model.length(self.slot)? == now {
+            return Ok(self.ids.len());
+        }
+        self.snapshots.retain(|s| s.snapshot.length() <= length);
         self.logits = None;
         match self.snapshots.last() {
-            Some(snapshot) => {
-                self.model.restore(self.slot, snapshot)?;
-                self.ids.truncate(snapshot.length() as usize);
+            Some(held) => {
+                self.model.restore(self.slot, &held.snapshot)?;
+                self.ids.truncate(held.snapshot.length() as usize);
+                self.logits.clone_from(&held.logits);
             }
             None => {
                 self.model.reset(self.slot)?;
                 self.ids.clear();
             }
         }
-        let from = self.ids.len();
-        self.feed(&tail[from..], |_| ControlFlow::Continue(())).map(|_| ())
+        Ok(self.ids.len())
     }
 
     /// The logits of the last row, run again when a snapshot was restored exactly at it.
@@ -289,7 +361,8 @@ impl Session {
             return Err(Error::Fault { position: rows[fault.row].position, kind: fault.kind });
         }
         if (self.ids.len() as u32).is_multiple_of(SNAPSHOT_STRIDE) {
-            self.snapshots.push(self.model.snapshot(self.slot)?);
+            let snapshot = self.model.snapshot(self.slot)?;
+            self.snapshots.push(Held { snapshot, logits: None });
             thin(&mut self.snapshots);
         }
         Ok(out.logits)
@@ -298,11 +371,11 @@ impl Session {
 
 /// Drops one snapshot when there are too many: the one whose neighbours are closest together for their
 /// distance from the end, so that the gaps grow with age.
-fn thin(snapshots: &mut Vec<Snapshot>) {
+fn thin(snapshots: &mut Vec<Held>) {
     if snapshots.len() <= SNAPSHOTS {
         return;
     }
-    let lengths: Vec<u32> = snapshots.iter().map(Snapshot::length).collect();
+    let lengths: Vec<u32> = snapshots.iter().map(|s| s.snapshot.length()).collect();
     if let Some(drop) = least_useful(&lengths) {
         snapshots.remove(drop);
     }

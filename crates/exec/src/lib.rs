@@ -19,6 +19,9 @@ pub use moe::{Expert, Moe, MoeOutput};
 pub use ple::Ple;
 pub use qsa::{Qsa, QsaRows, QsaShape, Selection};
 
+use std::sync::Arc;
+
+use castiron_cpu::Pool;
 use castiron_num::bf16;
 
 /// Where operands and caches are rounded (`docs/numerics.md`, section 5).
@@ -70,16 +73,22 @@ pub struct Numerics {
 }
 
 /// The CPU as a device: the numerics asked for and the level that runs them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Exec {
     numerics: Numerics,
     level: Level,
+    pool: Arc<Pool>,
 }
 
 impl Exec {
-    /// A device for `numerics` at `level`.
-    pub fn new(numerics: Numerics, level: Level) -> Self {
-        Self { numerics, level }
+    /// A device for `numerics` at `level` on `threads` threads; 0 takes every processor.
+    pub fn new(numerics: Numerics, level: Level, threads: usize) -> Self {
+        Self { numerics, level, pool: Arc::new(Pool::new(threads)) }
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
     }
 
     /// The numerics in force.
@@ -102,7 +111,7 @@ impl Exec {
     /// `W x` for every row of `x`: `[rows, w.rows()]`.
     pub fn product(&self, w: &Matrix, x: &[f32]) -> Vec<f32> {
         let mut y = vec![0.0; x.len() / w.cols() * w.rows()];
-        castiron_cpu::product(self.level, w, x, &mut y);
+        castiron_cpu::product(self.level, &self.pool, w, x, &mut y);
         y
     }
 

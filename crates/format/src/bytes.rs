@@ -19,7 +19,7 @@ pub struct Bytes {
 #[derive(Clone)]
 enum Owner {
     Static(&'static [u8]),
-    Shared(Arc<[u8]>),
+    Shared(Arc<Vec<u8>>),
     Mapped(Arc<Mmap>),
 }
 
@@ -77,16 +77,17 @@ impl AsRef<[u8]> for Bytes {
 }
 
 impl From<Vec<u8>> for Bytes {
+    /// Takes the buffer as it is: zero pages that were never touched stay untouched.
     fn from(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
-        Self { owner: Owner::Shared(bytes.into()), range }
+        Self { owner: Owner::Shared(Arc::new(bytes)), range }
     }
 }
 
 impl From<&[u8]> for Bytes {
     /// Copies once.
     fn from(bytes: &[u8]) -> Self {
-        Self { owner: Owner::Shared(bytes.into()), range: 0..bytes.len() }
+        bytes.to_vec().into()
     }
 }
 

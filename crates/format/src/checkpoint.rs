@@ -1,7 +1,7 @@
 //! An opened checkpoint.
 
 use crate::bind::model::{find_table, table_name, text_prefix};
-use crate::bind::{self, Census, bad_value, model};
+use crate::bind::{self, Census, Part, bad_value, model};
 use crate::ngram::Hash;
 use crate::safetensors::Dtype;
 use crate::source::{Store, is_plain};
@@ -16,6 +16,21 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// Largest side file handed out by [`Checkpoint::file`], in bytes.
 const MAX_SIDE_FILE: u64 = 1 << 28;
+
+/// A tensor of an opened checkpoint as it is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredTensor<'a> {
+    /// Name in its file.
+    pub name: &'a str,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Its bytes, little-endian.
+    pub bytes: &'a Bytes,
+    /// Whether the text model uses it; the rest (vision, training leftovers) is ignored.
+    pub used: bool,
+}
 
 /// An opened checkpoint: configuration and headers, checked against each other. Weight bytes are untouched until asked for.
 #[derive(Debug)]
@@ -154,6 +169,22 @@ impl Checkpoint {
             return None;
         }
         self.store.read(name, MAX_SIDE_FILE).ok()
+    }
+
+    /// All tensors in name order, ignored ones included.
+    pub fn tensors(&self) -> impl Iterator<Item = StoredTensor<'_>> {
+        self.tensors.list.iter().zip(&self.census.marks).map(|(t, mark)| StoredTensor {
+            name: &t.name,
+            dtype: t.dtype,
+            shape: &t.shape,
+            bytes: &t.bytes,
+            used: mark.is_some_and(|m| !matches!(m.part, Part::Vision | Part::Ignored | Part::Other)),
+        })
+    }
+
+    /// Names of all entries of the source in rising order, whether or not they belong to the checkpoint.
+    pub fn file_names(&self) -> impl Iterator<Item = &str> {
+        self.store.names()
     }
 
     /// Tensors by file and component.

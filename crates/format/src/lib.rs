@@ -24,9 +24,10 @@ mod source;
 mod table;
 mod tensors;
 mod weights;
+pub mod write;
 
 pub use bytes::Bytes;
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, StoredTensor};
 pub use config::{
     Activation, Config, GdnConfig, GenerationConfig, IndexerConfig, LayerKind, MoeConfig, PleConfig, Scoring,
 };

@@ -15,6 +15,8 @@ pub enum Source {
     Dir(PathBuf),
     /// Files embedded in the binary, as (name, contents).
     Memory(&'static [(&'static str, &'static [u8])]),
+    /// Files made at run time, as (name, contents); never on a disk.
+    Owned(Vec<(String, Bytes)>),
 }
 
 /// A listed source.
@@ -27,6 +29,17 @@ pub(crate) struct Store {
 /// Whether a name is a file name inside a directory and nothing else.
 pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
+}
+
+/// Collects names, none of which may appear twice.
+fn once<'a>(names: &mut BTreeSet<String>, files: impl Iterator<Item = &'a str>) -> Result<()> {
+    for name in files {
+        if !names.insert(name.to_owned()) {
+            let text = format!("embedded checkpoint: file {} appears twice", quote(name));
+            return Err(Error::new(ErrorKind::Duplicate, text));
+        }
+    }
+    Ok(())
 }
 
 impl Store {
@@ -43,14 +56,8 @@ impl Store {
                     }
                 }
             }
-            Source::Memory(files) => {
-                for (name, _) in files.iter() {
-                    if !names.insert((*name).to_owned()) {
-                        let text = format!("embedded checkpoint: file {} appears twice", quote(name));
-                        return Err(Error::new(ErrorKind::Duplicate, text));
-                    }
-                }
-            }
+            Source::Memory(files) => once(&mut names, files.iter().map(|f| f.0))?,
+            Source::Owned(files) => once(&mut names, files.iter().map(|f| f.0.as_str()))?,
         }
         Ok(Self { source, names })
     }
@@ -69,6 +76,7 @@ impl Store {
         match &self.source {
             Source::Dir(path) => path.join(name).display().to_string(),
             Source::Memory(_) => format!("embedded {name}"),
+            Source::Owned(_) => format!("in memory: {name}"),
         }
     }
 
@@ -80,16 +88,17 @@ impl Store {
     }
 
     fn embedded(&self, name: &str) -> Option<Bytes> {
-        match self.source {
+        match &self.source {
             Source::Memory(files) => files.iter().find(|f| f.0 == name).map(|f| Bytes::from_static(f.1)),
+            Source::Owned(files) => files.iter().find(|f| f.0 == name).map(|f| f.1.clone()),
             Source::Dir(_) => None,
         }
     }
 
-    /// Opens a file of a directory; `None` for embedded ones.
+    /// Opens a file of a directory; `None` for those in memory.
     pub(crate) fn open(&self, name: &str) -> Result<Option<File>> {
         match &self.source {
-            Source::Memory(_) => Ok(None),
+            Source::Memory(_) | Source::Owned(_) => Ok(None),
             Source::Dir(path) => match File::open(path.join(name)) {
                 Ok(file) => Ok(Some(file)),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(self.missing(name)),

@@ -92,7 +92,7 @@ impl Model {
         let weights = Builder { config: &config, checkpoint, options }.weights(checkpoint.weights()?)?;
         Ok(Self {
             identity: format!("{} {} {}", checkpoint.digest(), options.activations.name(), experts.name()).into(),
-            exec: Exec::new(numerics, options.level),
+            exec: Exec::new(numerics, options.level, options.threads),
             context,
             weights,
             streams: (0..options.streams).map(|_| None).collect(),

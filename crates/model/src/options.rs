@@ -15,6 +15,8 @@ pub struct Options {
     pub experts: Option<ExpertActivations>,
     /// The instruction set; bytes do not depend on it.
     pub level: Level,
+    /// Threads of the kernels; 0 takes every processor. Bytes do not depend on it.
+    pub threads: usize,
     /// Where the n-gram table lives.
     pub table: TableMode,
     /// Streams at once.
@@ -29,6 +31,7 @@ impl Default for Options {
             activations: Activations::Bf16,
             experts: None,
             level: Level::detect(),
+            threads: 0,
             table: TableMode::File { cache_bytes: TABLE_CACHE_BYTES },
             streams: 1,
             context: None,

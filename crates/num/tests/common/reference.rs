@@ -44,7 +44,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: EXP_MIN,
         mirror: None,
         known: |x| tiny(x, 26, 1.0),
-        bound: 1.0,
+        bound: 0.53,
     },
     Function {
         name: "ln",
@@ -53,7 +53,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: ANY,
         mirror: None,
         known: |_| None,
-        bound: 1.0,
+        bound: 0.63,
     },
     Function {
         name: "ln_1p",
@@ -62,7 +62,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: ANY,
         mirror: None,
         known: |x| tiny(x, 26, x),
-        bound: 1.0,
+        bound: 0.66,
     },
     Function {
         name: "sigmoid",
@@ -71,7 +71,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: EXP_MIN,
         mirror: None,
         known: |x| if x > 18.0 { Some(1.0) } else { tiny(x, 26, 0.5) },
-        bound: 1.0,
+        bound: 0.53,
     },
     Function {
         name: "silu",
@@ -80,7 +80,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: EXP_MIN,
         mirror: None,
         known: |x| if x.abs() < f32::MIN_POSITIVE * 4.0 { None } else { tiny(x, 28, 0.5 * x) },
-        bound: 1.5,
+        bound: 1.50,
     },
     Function {
         name: "softplus",
@@ -89,7 +89,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: EXP_MIN,
         mirror: None,
         known: |x| if x > 20.0 { Some(x) } else { tiny(x, 30, std::f32::consts::LN_2) },
-        bound: 1.0,
+        bound: 0.63,
     },
     Function {
         name: "sin",
@@ -98,7 +98,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: ANY,
         mirror: Some(-1.0),
         known: |x| tiny(x, 13, x),
-        bound: 1.0,
+        bound: 0.58,
     },
     Function {
         name: "cos",
@@ -107,7 +107,7 @@ pub const FUNCTIONS: [Function; 8] = [
         zero_below: ANY,
         mirror: Some(1.0),
         known: |x| tiny(x, 13, 1.0),
-        bound: 1.0,
+        bound: 0.58,
     },
 ];
 

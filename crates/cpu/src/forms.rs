@@ -24,13 +24,7 @@ for_level! {
 }
 for_level! {
     /// [`orders::attend`].
-    pub fn attend(
-        q: &[f32], scale: f32, keys: &[f32], values: &[f32], scores: &mut [f32], acc: &mut [f32], out: &mut [f32],
-    ) = orders::attend;
-}
-for_level! {
-    /// [`orders::index_score`].
-    pub fn index_score(queries: &[f32], key: &[f32]) -> f32 = orders::index_score;
+    pub fn attend(scores: &[f32], values: &[f32], acc: &mut [f32], out: &mut [f32]) = orders::attend;
 }
 for_level! {
     /// [`orders::rope`].
@@ -153,8 +147,8 @@ mod tests {
                 gdn_read(level, &h, &f(dk, 4), &mut scratch, &mut out);
                 all.extend(h.iter().chain(&out).map(|x| x.to_bits()));
                 let (n, dim) = (150, 24);
-                let (mut s, mut acc, mut o) = (vec![0.0; n], vec![0.0; dim], vec![0.0; dim]);
-                attend(level, &f(dim, 5), 0.2, &f(n * dim, 6), &f(n * dim, 7), &mut s, &mut acc, &mut o);
+                let (mut acc, mut o) = (vec![0.0; dim], vec![0.0; dim]);
+                attend(level, &f(n, 5), &f(n * dim, 7), &mut acc, &mut o);
                 all.extend(o.iter().map(|x| x.to_bits()));
                 let mut x = f(300, 8);
                 silu_all(level, &mut x);
@@ -167,7 +161,6 @@ mod tests {
                 let mut c = vec![0.0; 30];
                 conv_taps(level, &f(90, 13), &f(30 * 7, 14), 3, &mut c);
                 all.extend(c.iter().map(|x| x.to_bits()));
-                all.push(index_score(level, &f(60, 15), &f(20, 16)).to_bits());
                 all
             })
             .collect();

@@ -22,6 +22,13 @@ pub enum Storage {
         /// Block multipliers, row-major.
         scales: Arc<[f32]>,
     },
+    /// E4M3FN codes with one f32 multiplier for each row, applied to the finished dot product.
+    Fp8Row {
+        /// `[rows, cols]` codes.
+        codes: Codes,
+        /// `[rows]`.
+        scales: Arc<[f32]>,
+    },
     /// Two E2M1 codes a byte (even column in the low nibble), one E4M3 scale for 16 columns, one f32 for
     /// all.
     Nvfp4 {
@@ -32,6 +39,25 @@ pub enum Storage {
         /// The tensor scale, applied last.
         tensor_scale: f32,
     },
+}
+
+/// `fp8::decode` in operations that vectorise.
+#[inline(always)]
+fn e4m3(code: u8) -> f32 {
+    let magnitude = u32::from(code & 0x7F);
+    let normal = f32::from_bits((magnitude << 20) + (120 << 23));
+    let value = if magnitude < 8 { magnitude as f32 * (1.0 / 512.0) } else { normal };
+    let value = if magnitude == 0x7F { f32::NAN } else { value };
+    f32::from_bits(value.to_bits() | u32::from(code & 0x80) << 24)
+}
+
+/// `fp4::decode` in operations that vectorise; `code` is 0..16.
+#[inline(always)]
+fn e2m1(code: u8) -> f32 {
+    let magnitude = u32::from(code & 7);
+    let normal = f32::from_bits((magnitude << 22) + (126 << 23));
+    let value = if magnitude < 2 { magnitude as f32 * 0.5 } else { normal };
+    f32::from_bits(value.to_bits() | u32::from(code & 8) << 28)
 }
 
 /// A weight matrix `[rows, cols]`: `rows` outputs, `cols` inputs.
@@ -58,11 +84,26 @@ impl Matrix {
             Storage::Fp8Block { codes, scales } => {
                 len(codes) == count && scales.len() == rows.div_ceil(BLOCK) * cols.div_ceil(BLOCK)
             }
+            Storage::Fp8Row { codes, scales } => len(codes) == count && scales.len() == rows,
             Storage::Nvfp4 { codes, scales, .. } => {
                 cols.is_multiple_of(GROUP) && len(codes) == count / 2 && len(scales) == count / GROUP
             }
         };
         fits.then_some(Self { rows, cols, storage })
+    }
+
+    /// A matrix of f32 values made here, such as gathered keys: `[values.len() / cols, cols]`.
+    pub fn from_floats(cols: usize, values: Vec<f32>) -> Self {
+        struct Floats(Vec<f32>);
+        impl AsRef<[u8]> for Floats {
+            fn as_ref(&self) -> &[u8] {
+                // SAFETY: the bytes of the values, all initialised, for as long as they are borrowed.
+                unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(self.0.as_slice())) }
+            }
+        }
+        let rows = values.len() / cols;
+        assert_eq!(values.len(), rows * cols, "whole rows");
+        Self { rows, cols, storage: Storage::F32(Arc::new(Floats(values))) }
     }
 
     /// Outputs.
@@ -80,7 +121,8 @@ impl Matrix {
         &self.storage
     }
 
-    /// The factor that the law applies to a finished `dot32`: NVFP4's tensor scale, 1 otherwise.
+    /// The factor that the law applies to every finished `dot32`: NVFP4's tensor scale, 1 otherwise. Rows may have their
+    /// own instead: [`Self::row_scales`].
     pub fn output_scale(&self) -> f32 {
         match self.storage {
             Storage::Nvfp4 { tensor_scale, .. } => tensor_scale,
@@ -88,7 +130,20 @@ impl Matrix {
         }
     }
 
-    /// Decodes row `n` as the product sees it (without [`Self::output_scale`]), in storage order.
+    /// The factor of each finished `dot32` by row, for [`Storage::Fp8Row`].
+    pub fn row_scales(&self) -> Option<&[f32]> {
+        match &self.storage {
+            Storage::Fp8Row { scales, .. } => Some(scales),
+            _ => None,
+        }
+    }
+
+    /// The factor of row `n`, whatever it comes from.
+    pub fn scale_of(&self, n: usize) -> f32 {
+        self.row_scales().map_or_else(|| self.output_scale(), |scales| scales[n])
+    }
+
+    /// Decodes row `n` as the product sees it (without [`Self::scale_of`]), in storage order.
     #[inline(always)]
     pub fn decode_row(&self, n: usize, out: &mut [f32]) {
         let out = &mut out[..self.cols];
@@ -111,8 +166,14 @@ impl Matrix {
                 let scales = &scales[n / BLOCK * per_row..(n / BLOCK + 1) * per_row];
                 for ((o, c), &s) in out.chunks_mut(BLOCK).zip(row.chunks(BLOCK)).zip(scales) {
                     for (o, &c) in o.iter_mut().zip(c) {
-                        *o = fp8::DECODE[c as usize] * s;
+                        *o = e4m3(c) * s;
                     }
+                }
+            }
+            Storage::Fp8Row { codes, .. } => {
+                let row = &(**codes).as_ref()[n * self.cols..(n + 1) * self.cols];
+                for (o, &c) in out.iter_mut().zip(row) {
+                    *o = e4m3(c);
                 }
             }
             Storage::Nvfp4 { codes, scales, .. } => {
@@ -120,9 +181,12 @@ impl Matrix {
                 let scales = &(**scales).as_ref()[n * self.cols / GROUP..(n + 1) * self.cols / GROUP];
                 for ((o, c), &s) in out.chunks_exact_mut(GROUP).zip(row.chunks_exact(GROUP / 2)).zip(scales) {
                     let s = fp8::DECODE[s as usize];
-                    for (o, &c) in o.chunks_exact_mut(2).zip(c) {
-                        o[0] = fp4::decode(c & 15) * s;
-                        o[1] = fp4::decode(c >> 4) * s;
+                    let mut nibbles = [0u8; GROUP];
+                    for (n, &c) in nibbles.as_chunks_mut::<2>().0.iter_mut().zip(c) {
+                        *n = [c & 15, c >> 4];
+                    }
+                    for (o, n) in o.iter_mut().zip(nibbles) {
+                        *o = e2m1(n) * s;
                     }
                 }
             }
@@ -143,5 +207,21 @@ impl Matrix {
             *u = fp8::scale_units(s).unwrap_or(0);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectorised_decodes_are_the_codes_of_the_law() {
+        for code in 0..=255u8 {
+            let (got, want) = (e4m3(code), fp8::decode(code));
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "e4m3 {code:#x}");
+        }
+        for code in 0..16u8 {
+            assert_eq!(e2m1(code).to_bits(), fp4::decode(code).to_bits(), "e2m1 {code:#x}");
+        }
     }
 }

@@ -64,6 +64,12 @@ impl Pool {
         Self { shared, workers, turn: Mutex::new(()) }
     }
 
+    /// A pool of the caller alone, for work inside a job of this pool. Always the same one.
+    pub fn alone(&self) -> Arc<Self> {
+        static ALONE: std::sync::LazyLock<Arc<Pool>> = std::sync::LazyLock::new(|| Arc::new(Pool::new(1)));
+        ALONE.clone()
+    }
+
     /// Threads, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
@@ -210,6 +216,52 @@ impl<'a> Columns<'a> {
         assert!(column < self.width && at < self.len, "inside the matrix");
         // SAFETY: the index was checked, and the caller vouches that nobody else writes it.
         unsafe { self.data.add(at).write(value) }
+    }
+}
+
+/// Rows of a buffer that several threads write at once, each its own rows.
+pub struct Rows<'a>(Columns<'a>);
+
+impl<'a> Rows<'a> {
+    /// `data` as rows of `width` values.
+    pub fn new(data: &'a mut [f32], width: usize) -> Self {
+        Self(Columns::new(data, width))
+    }
+
+    /// One row.
+    ///
+    /// # Safety
+    /// No other thread touches this row while the result is in use.
+    #[allow(clippy::mut_from_ref, reason = "the caller vouches for disjoint rows")]
+    pub unsafe fn row(&self, row: usize) -> &mut [f32] {
+        // SAFETY: as the caller promises.
+        unsafe { self.0.row_mut(row) }
+    }
+
+    /// Columns `range` of one row.
+    ///
+    /// # Safety
+    /// No other thread touches these values while the result is in use.
+    #[allow(clippy::mut_from_ref, reason = "the caller vouches for disjoint parts")]
+    pub unsafe fn part(&self, row: usize, range: Range<usize>) -> &mut [f32] {
+        let Columns { data, len, width, .. } = self.0;
+        assert!(range.start <= range.end && range.end <= width && (row + 1) * width <= len, "inside the matrix");
+        // SAFETY: the range was checked, and the caller vouches that nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(data.add(row * width + range.start), range.len()) }
+    }
+}
+
+impl Pool {
+    /// Runs `job(row, values)` for every row of `width` values in `data`, rows cut into one range a thread.
+    pub fn rows(&self, data: &mut [f32], width: usize, job: impl Fn(usize, &mut [f32]) + Sync) {
+        let count = data.len() / width.max(1);
+        let rows = Rows::new(data, width);
+        self.split(count, 1, |range| {
+            for r in range {
+                // SAFETY: ranges are disjoint, so row r is this thread's alone.
+                job(r, unsafe { rows.row(r) });
+            }
+        });
     }
 }
 

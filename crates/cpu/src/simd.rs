@@ -35,6 +35,14 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// The instruction set is present.
     unsafe fn fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// [`fold_groups`] of each of four results.
+    ///
+    /// # Safety
+    /// The instruction set is present.
+    #[inline(always)]
+    unsafe fn fold(v: &[[f32; 32]; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| fold_groups(&v[i]))
+    }
 }
 
 /// Baseline instructions.
@@ -99,6 +107,11 @@ pub(crate) mod x86 {
             // SAFETY: the caller has FMA.
             unsafe { _mm256_fmadd_ps(a, b, c) }
         }
+        #[inline(always)]
+        unsafe fn fold(v: &[[f32; 32]; 4]) -> [f32; 4] {
+            // SAFETY: the caller has AVX2.
+            unsafe { fold(v) }
+        }
     }
 
     /// 16 lanes.
@@ -127,6 +140,34 @@ pub(crate) mod x86 {
         unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
             // SAFETY: the caller has AVX-512F.
             unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn fold(v: &[[f32; 32]; 4]) -> [f32; 4] {
+            // SAFETY: the caller has AVX2.
+            unsafe { fold(v) }
+        }
+    }
+
+    /// Four folds side by side. Halves of a group hold neighbouring lanes; the horizontal additions that follow
+    /// add neighbouring sums, level by level.
+    ///
+    /// # Safety
+    /// AVX2 is present.
+    #[inline(always)]
+    unsafe fn fold(v: &[[f32; 32]; 4]) -> [f32; 4] {
+        // SAFETY: every load is inside its array of 32; the caller has AVX2.
+        unsafe {
+            let groups: [__m128; 4] = std::array::from_fn(|i| {
+                let v = v[i].as_ptr();
+                let s: [__m128; 4] =
+                    std::array::from_fn(|g| _mm_add_ps(_mm_loadu_ps(v.add(8 * g)), _mm_loadu_ps(v.add(8 * g + 4))));
+                _mm_hadd_ps(_mm_hadd_ps(s[0], s[1]), _mm_hadd_ps(s[2], s[3]))
+            });
+            let sums =
+                _mm_hadd_ps(_mm_hadd_ps(groups[0], groups[1]), _mm_hadd_ps(groups[2], groups[3]));
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(sums, _mm_setzero_ps()));
+            out
         }
     }
 }
@@ -162,6 +203,14 @@ mod tests {
             let lane = (0..8).find(|&l| POSITION[l] == i % 8).expect("a permutation");
             lanes[i / 8 * 8 + lane]
         });
-        assert_eq!(fold_groups(&grouped).to_bits(), castiron_num::dot::fold32(lanes).to_bits());
+        let want = castiron_num::dot::fold32(lanes).to_bits();
+        assert_eq!(fold_groups(&grouped).to_bits(), want);
+        #[cfg(target_arch = "x86_64")]
+        if crate::Level::present().len() > 2 {
+            let four = [[-0.0; 32], grouped, [1.0; 32], grouped];
+            // SAFETY: a level above the portable one was found, so AVX2 is there.
+            let got = unsafe { x86::Avx2::fold(&four) }.map(f32::to_bits);
+            assert_eq!(got, [0, want, 32.0f32.to_bits(), want]);
+        }
     }
 }

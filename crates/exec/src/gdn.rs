@@ -1,12 +1,15 @@
 //! Gated DeltaNet: projections, short convolution, the recurrence, the gated output norm.
 
-use castiron_cpu as cpu;
+use castiron_cpu::{self as cpu, Rows};
 use castiron_num::{math, orders};
 
 use crate::{Exec, Matrix};
 
 /// Epsilon of the l2 norm of q and k, on the sum of squares.
 const L2_EPS: f32 = 1e-6;
+
+/// Columns of a state strip: 16 KiB at the released key head size.
+const STRIP: usize = 32;
 
 /// Sizes of a GDN layer.
 #[derive(Clone, Copy, Debug)]
@@ -122,27 +125,61 @@ impl Exec {
     /// (`[value_heads, dk, dv]`).
     ///
     /// Returns the heads' outputs `[count, value_heads * dv]`, or nothing when `read` is false: the keep pass
-    /// replays accepted steps with this same text.
+    /// replays accepted steps with this same text. Columns of a head's state never meet, so strips of them run
+    /// through all steps at once, small enough for a first-level cache.
     pub fn gdn_run(&self, shape: &GdnShape, state: &mut [f32], rows: &GdnRows, count: usize, read: bool) -> Vec<f32> {
-        let GdnShape { key_heads, value_heads, dk, dv, .. } = *shape;
+        let GdnShape { value_heads, dk, dv, .. } = *shape;
         let mut out = vec![0.0; if read { count * value_heads * dv } else { 0 }];
-        let mut scratch = vec![0.0; 4 * dv];
-        for (head, h) in state.chunks_exact_mut(dk * dv).enumerate() {
-            let key = head / (value_heads / key_heads);
-            for t in 0..count {
-                let at = (t * key_heads + key) * dk..(t * key_heads + key + 1) * dk;
-                let value = (t * value_heads + head) * dv..(t * value_heads + head + 1) * dv;
-                let gate = t * value_heads + head;
-                let v = &rows.v[value.clone()];
-                cpu::gdn_update(
-                    self.level, h, &rows.k[at.clone()], v, rows.decay[gate], rows.beta[gate], &mut scratch,
-                );
-                if read {
-                    cpu::gdn_read(self.level, h, &rows.q[at], &mut scratch, &mut out[value]);
-                }
+        let strips = dv.div_ceil(STRIP);
+        let (heads, outputs) = (Rows::new(state, dv), Rows::new(&mut out, 1));
+        self.pool.split(value_heads * strips, 1, |range| {
+            for task in range {
+                let (head, first) = (task / strips, task % strips * STRIP);
+                let columns = first..(first + STRIP).min(dv);
+                // SAFETY: the strips of all tasks are disjoint, so nobody else reads or writes these columns.
+                let row = |k: usize| unsafe { heads.part(head * dk + k, columns.clone()) };
+                let mut strip: Vec<f32> = (0..dk).flat_map(|k| row(k).iter().copied()).collect();
+                let mut write = |t: usize, o: &[f32]| {
+                    let at = (t * value_heads + head) * dv + columns.start;
+                    for (i, &o) in o.iter().enumerate() {
+                        // SAFETY: as above, for the outputs of these columns.
+                        unsafe { outputs.row(at + i)[0] = o };
+                    }
+                };
+                let emit: Option<&mut dyn FnMut(usize, &[f32])> = if read { Some(&mut write) } else { None };
+                self.gdn_strip(shape, head, columns.clone(), &mut strip, rows, count, emit);
+                (0..dk).for_each(|k| row(k).copy_from_slice(&strip[k * columns.len()..][..columns.len()]));
+            }
+        });
+        out
+    }
+
+    /// The steps of one strip (`[dk, columns]`) of one head; `emit(t, o)`, if wanted, gets what step t reads.
+    #[allow(clippy::too_many_arguments, reason = "the operands of one kernel")]
+    fn gdn_strip(
+        &self,
+        shape: &GdnShape,
+        head: usize,
+        columns: std::ops::Range<usize>,
+        strip: &mut [f32],
+        rows: &GdnRows,
+        count: usize,
+        mut emit: Option<&mut dyn FnMut(usize, &[f32])>,
+    ) {
+        let GdnShape { key_heads, value_heads, dk, dv, .. } = *shape;
+        let key = head / (value_heads / key_heads);
+        let (mut scratch, mut o) = (vec![0.0; 4 * columns.len()], vec![0.0; columns.len()]);
+        for t in 0..count {
+            let at = (t * key_heads + key) * dk..(t * key_heads + key + 1) * dk;
+            let gate = t * value_heads + head;
+            let v = &rows.v[gate * dv..(gate + 1) * dv][columns.clone()];
+            let k = &rows.k[at.clone()];
+            cpu::gdn_update(self.level, strip, k, v, rows.decay[gate], rows.beta[gate], &mut scratch);
+            if let Some(emit) = &mut emit {
+                cpu::gdn_read(self.level, strip, &rows.q[at], &mut scratch, &mut o);
+                emit(t, &o);
             }
         }
-        out
     }
 
     /// Output norm, gate and projection: `o` (`[rows, value_heads * dv]`) and `z` to `[rows, D]`.

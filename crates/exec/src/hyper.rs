@@ -33,13 +33,12 @@ impl Exec {
         a.iter_mut().for_each(|a| *a /= s);
         cpu::silu_all(self.level, &mut a);
         self.store(&mut a);
-        let mut u = self.product(&w.up, &a);
+        let u = self.product(&w.up, &a);
         let mut h = vec![0.0; x.len() / streams];
-        for ((u, n), h) in
-            u.chunks_exact_mut(wide).zip(n.chunks_exact(wide)).zip(h.chunks_exact_mut(wide / streams))
-        {
-            cpu::mix_streams(self.level, u, n, streams, h);
-        }
+        self.pool.rows(&mut h, wide / streams, |r, h| {
+            let row = r * wide..(r + 1) * wide;
+            cpu::mix_streams(self.level, &mut u[row.clone()].to_vec(), &n[row], streams, h);
+        });
         self.store(&mut h);
         let gates = w.inject.as_ref().map_or_else(Vec::new, |inject| {
             let mut g = self.product(inject, &n);

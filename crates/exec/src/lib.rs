@@ -125,9 +125,10 @@ impl Exec {
     /// The zero-centred RMS norm of every row of `x` in `groups` groups; `w` has one row's width.
     pub fn norm(&self, x: &[f32], w: &[f32], groups: usize, eps: f32) -> Vec<f32> {
         let mut out = vec![0.0; x.len()];
-        for (x, out) in x.chunks_exact(w.len()).zip(out.chunks_exact_mut(w.len())) {
+        self.pool.rows(&mut out, w.len(), |r, out| {
+            let x = &x[r * w.len()..(r + 1) * w.len()];
             castiron_cpu::norm_zero_centred(self.level, x, w, groups, eps, out);
-        }
+        });
         out
     }
 }

@@ -111,11 +111,11 @@ impl Exec {
     fn norm_and_rotate(&self, w: &Qsa, x: &[f32], norm: &[f32], positions: &[u32]) -> Vec<f32> {
         let mut x = self.norm(x, norm, 1, w.eps);
         let width = x.len() / positions.len().max(1);
-        for (row, &position) in x.chunks_exact_mut(width.max(1)).zip(positions) {
+        self.pool.rows(&mut x, width, |r, row| {
             for head in row.chunks_exact_mut(norm.len()) {
-                cpu::rope(self.level, head, position, &w.shape.inv_freq);
+                cpu::rope(self.level, head, positions[r], &w.shape.inv_freq);
             }
-        }
+        });
         self.store(&mut x);
         x
     }
@@ -132,18 +132,17 @@ impl Exec {
 
     /// Selects the tokens of a row that sees `visible` tokens (itself included).
     ///
-    /// `pooled` holds the pooled keys of the complete blocks, `[visible / ratio, index_dim]`; it is read
-    /// only when there are more than `top_blocks`.
-    pub fn qsa_select(&self, s: &QsaShape, index_q: &[f32], pooled: &[f32], visible: u32) -> Selection {
+    /// `pooled` holds the pooled keys of (at least) the complete blocks, `[blocks, index_dim]`; it is read only
+    /// when there are more than `top_blocks`.
+    pub fn qsa_select(&self, s: &QsaShape, index_q: &[f32], pooled: &Matrix, visible: u32) -> Selection {
         let ratio = s.ratio as u32;
         let full = visible / ratio;
         if full as usize <= s.top_blocks {
             return Selection { tokens: (0..visible).collect() };
         }
-        let scores: Vec<f32> = pooled
-            .chunks_exact(s.index_dim)
-            .take(full as usize)
-            .map(|key| cpu::index_score(self.level, index_q, key))
+        let dots = self.product(pooled, index_q);
+        let scores: Vec<f32> = (0..full as usize)
+            .map(|b| orders::index_score((0..s.index_heads).map(|h| dots[h * pooled.rows() + b])))
             .collect();
         let mut blocks = Vec::new();
         orders::top_k(&scores, s.top_blocks, &mut blocks);
@@ -155,15 +154,32 @@ impl Exec {
 
     /// Attention of one row's query heads that share K/V head `kv_head`, over its selected tokens.
     ///
-    /// `keys` and `values` are `[selected, head_dim]`; `q` and `out` are that row's `[heads * head_dim]`.
-    pub fn qsa_attend(&self, s: &QsaShape, q: &[f32], kv_head: usize, keys: &[f32], values: &[f32], out: &mut [f32]) {
-        let per = s.heads / s.kv_heads;
+    /// `keys` are `[selected, head_dim]`, `values` the same; `q` and `out` are that row's `[heads * head_dim]`.
+    pub fn qsa_attend(&self, s: &QsaShape, q: &[f32], kv_head: usize, keys: &Matrix, values: &[f32], out: &mut [f32]) {
+        let heads = s.heads / s.kv_heads * s.head_dim;
+        let at = kv_head * heads..(kv_head + 1) * heads;
         let scale = 1.0 / (s.head_dim as f32).sqrt();
-        let mut scores = vec![0.0; keys.len() / s.head_dim];
+        let mut scores = self.product(keys, &q[at.clone()]);
+        scores.iter_mut().for_each(|s| *s *= scale);
         let mut acc = vec![0.0; s.head_dim];
-        for head in kv_head * per..(kv_head + 1) * per {
-            let at = head * s.head_dim..(head + 1) * s.head_dim;
-            cpu::attend(self.level, &q[at.clone()], scale, keys, values, &mut scores, &mut acc, &mut out[at]);
+        for (scores, out) in scores.chunks_exact(keys.rows()).zip(out[at].chunks_exact_mut(s.head_dim)) {
+            cpu::attend(self.level, scores, values, &mut acc, out);
+        }
+    }
+
+    /// This device with one thread, for work that is already cut by rows.
+    pub fn alone(&self) -> Self {
+        Self { pool: self.pool.alone(), ..self.clone() }
+    }
+
+    /// Runs `job(row, values)` for rows of `width` values of `data` on all threads. A row's job gets a device
+    /// for its own operations: one thread when rows alone keep all busy, all threads otherwise.
+    pub fn each_row(&self, data: &mut [f32], width: usize, job: impl Fn(&Self, usize, &mut [f32]) + Sync) {
+        if data.len() / width.max(1) < self.threads() {
+            data.chunks_exact_mut(width).enumerate().for_each(|(r, row)| job(self, r, row));
+        } else {
+            let alone = self.alone();
+            self.pool.rows(data, width, |r, row| job(&alone, r, row));
         }
     }
 

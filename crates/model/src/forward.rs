@@ -97,9 +97,11 @@ impl Model {
         let positions: Vec<u32> = rows.iter().map(|r| r.position).collect();
         let mut faults = vec![None; rows.len()];
         let mut ples = tables.iter().enumerate();
-        let Self { weights, exec, streams, .. } = self;
+        let Self { weights, exec, streams, fault, .. } = self;
         for (index, weights) in weights.layers.iter().enumerate() {
-            let mut call = Rows { exec, index, positions: &positions, segments: &mut segments, streams, trace };
+            let unfused = fault.is_some_and(|f| f.layer == index && rows.len() >= f.rows);
+            let mut call =
+                Rows { exec, index, positions: &positions, segments: &mut segments, streams, trace, unfused };
             if let Some(ple) = &weights.ple
                 && let Some((number, emb)) = ples.next()
             {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use castiron_exec::{Exec, Gdn, Hyper, Matrix, Moe, Ple, Qsa};
+use castiron_exec::{Exec, Gdn, Hyper, Matrix, Moe, Ple, Qsa, Selection};
 
 use crate::Trace;
 use crate::forward::Segment;
@@ -15,7 +15,7 @@ pub(crate) fn embed(embed: &Matrix, tokens: impl Iterator<Item = u32>, streams: 
     let mut x = Vec::new();
     for token in tokens {
         embed.decode_row(token as usize, &mut row);
-        row.iter_mut().for_each(|x| *x *= embed.output_scale());
+        row.iter_mut().for_each(|x| *x *= embed.scale_of(token as usize));
         (0..streams).for_each(|_| x.extend_from_slice(&row));
     }
     x
@@ -29,6 +29,8 @@ pub(crate) struct Rows<'a> {
     pub(crate) segments: &'a mut [Segment],
     pub(crate) streams: &'a mut [Option<Stream>],
     pub(crate) trace: &'a mut dyn Trace,
+    /// Whether the write after the experts is wrong on purpose ([`crate::options::PlantedFault`]).
+    pub(crate) unfused: bool,
 }
 
 impl Rows<'_> {
@@ -71,7 +73,10 @@ impl Rows<'_> {
         let (h, gates) = self.exec.hyper_read(hc, x);
         self.trace.floats(Some(self.index), "mlp_hc.mixed", &h);
         let out = self.exec.moe(moe, &h);
-        self.exec.hyper_write(x, &out.y, &gates, hc.streams);
+        match self.unfused {
+            true => write_unfused(x, &out.y, &gates, hc.streams),
+            false => self.exec.hyper_write(x, &out.y, &gates, hc.streams),
+        }
         if self.trace.wanted() {
             let layer = Some(self.index);
             self.trace.floats(layer, "moe.logits", &out.logits);
@@ -127,6 +132,16 @@ impl Rows<'_> {
     }
 }
 
+/// The residual write in an order that the law does not allow.
+fn write_unfused(x: &mut [f32], y: &[f32], gates: &[f32], streams: usize) {
+    let size = y.len() * streams / gates.len();
+    for ((x, y), gates) in x.chunks_exact_mut(streams * size).zip(y.chunks_exact(size)).zip(gates.chunks_exact(streams)) {
+        for (x, &g) in x.chunks_exact_mut(size).zip(gates) {
+            x.iter_mut().zip(y).for_each(|(x, &y)| *x += g * y);
+        }
+    }
+}
+
 /// Selects and attends in layer `layer` for rows `range`, whose own keys are already in `cache`.
 #[allow(clippy::too_many_arguments, reason = "the operands of one kernel")]
 pub(crate) fn attend(
@@ -142,27 +157,28 @@ pub(crate) fn attend(
     let s = &w.shape;
     let (width, index_width) = (s.heads * s.head_dim, s.index_heads * s.index_dim);
     // Scores are needed only past the budget; then every row of the segment reads the same pooled keys.
-    let pooled = if cache.pooled.len() > s.top_blocks {
-        cache.pooled.rows(0, cache.pooled.len())
-    } else {
-        Vec::new()
-    };
-    let (mut keys, mut values) = (Vec::new(), Vec::new());
-    for r in range {
-        let index_q = &rows.index_q[r * index_width..(r + 1) * index_width];
-        let selection = exec.qsa_select(s, index_q, &pooled, positions[r] + 1);
-        if trace.wanted() {
+    let blocks = if cache.pooled.len() > s.top_blocks { cache.pooled.len() } else { 0 };
+    let pooled = Matrix::from_floats(s.index_dim, cache.pooled.rows(0, blocks));
+    let selections: Vec<Selection> = range
+        .clone()
+        .map(|r| exec.qsa_select(s, &rows.index_q[r * index_width..(r + 1) * index_width], &pooled, positions[r] + 1))
+        .collect();
+    if trace.wanted() {
+        for selection in &selections {
             trace.ids(Some(layer), "qsa.tokens", &selection.tokens.iter().map(|&t| t as u64).collect::<Vec<_>>());
         }
+    }
+    exec.each_row(&mut attention[range.start * width..range.end * width], width, |exec, r, out| {
+        let q = &rows.q[(range.start + r) * width..][..width];
+        let tokens = &selections[r].tokens;
         for kv_head in 0..s.kv_heads {
-            keys.clear();
-            values.clear();
-            for &t in &selection.tokens {
+            let size = tokens.len() * s.head_dim;
+            let (mut keys, mut values) = (Vec::with_capacity(size), Vec::with_capacity(size));
+            for &t in tokens {
                 cache.k.read(t as usize, kv_head * s.head_dim, s.head_dim, &mut keys);
                 cache.v.read(t as usize, kv_head * s.head_dim, s.head_dim, &mut values);
             }
-            let at = r * width..(r + 1) * width;
-            exec.qsa_attend(s, &rows.q[at.clone()], kv_head, &keys, &values, &mut attention[at]);
+            exec.qsa_attend(s, q, kv_head, &Matrix::from_floats(s.head_dim, keys), &values, out);
         }
-    }
+    });
 }

@@ -19,6 +19,7 @@ mod load;
 mod mtp;
 mod options;
 mod paged;
+mod plan;
 mod state;
 mod trace;
 
@@ -28,5 +29,8 @@ pub use forward::{Fault, FaultKind, Forward, Row};
 pub use load::Model;
 pub use mtp::{Draft, DraftRow, Wide};
 pub use options::Options;
-pub use state::{Slot, Snapshot};
+#[doc(hidden)]
+pub use options::PlantedFault;
+pub use plan::{Plan, PlanLine, PlanRequest, StateBytes, Use, Verdict, advice, plan};
+pub use state::{Slot, Snapshot, hash_floats};
 pub use trace::{NoTrace, Trace};

@@ -10,6 +10,7 @@ use castiron_format::ngram::Hash;
 use castiron_format::{self as format, Activation, Checkpoint, Config, MatrixData, NgramTable};
 
 use crate::state::Stream;
+use crate::options::PlantedFault;
 use crate::{Error, Options};
 
 /// A model opened for inference.
@@ -21,6 +22,8 @@ pub struct Model {
     pub(crate) weights: Weights,
     pub(crate) streams: Vec<Option<Stream>>,
     pub(crate) generation: u32,
+    /// A fault to compute with, for tests of what finds faults.
+    pub(crate) fault: Option<PlantedFault>,
     /// Wide residuals of the rows of the last forward, `[rows, W]`.
     pub(crate) last_wide: Vec<f32>,
     /// Wide residuals of the rows of the last draft, `[rows, W]`.
@@ -97,6 +100,7 @@ impl Model {
             weights,
             streams: (0..options.streams).map(|_| None).collect(),
             generation: 0,
+            fault: options.fault,
             config,
             last_wide: Vec::new(),
             last_draft: Vec::new(),
@@ -328,6 +332,7 @@ fn matrix(m: format::Matrix, name: &str) -> Result<exec::Matrix, Error> {
         MatrixData::Fp8Block { codes: c, scales, .. } => {
             Storage::Fp8Block { codes: codes(c), scales: scales.into() }
         }
+        MatrixData::Fp8Row { codes: c, scales } => Storage::Fp8Row { codes: codes(c), scales: scales.into() },
         MatrixData::Nvfp4 { codes: c, scales, weight_scale_2, .. } => {
             Storage::Nvfp4 { codes: codes(c), scales: codes(scales), tensor_scale: weight_scale_2 }
         }

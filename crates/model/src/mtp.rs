@@ -69,8 +69,15 @@ impl Model {
         let y = exec.qsa_finish(&w.qsa, attention, &projected.gate);
         exec.hyper_write(&mut x, &y, &gates, config.hc_count);
         let layers = weights.layers.len();
-        let mut call =
-            layer::Rows { exec, index: layers, positions: &positions, segments: &mut [], streams, trace: &mut NoTrace };
+        let mut call = layer::Rows {
+            exec,
+            index: layers,
+            positions: &positions,
+            segments: &mut [],
+            streams,
+            trace: &mut NoTrace,
+            unfused: false,
+        };
         let failed = call.experts(&w.mlp_hc, &w.moe, &mut x);
         let mut faults: Vec<Fault> =
             failed.into_iter().map(|row| Fault { row, kind: FaultKind::Experts(layers) }).collect();

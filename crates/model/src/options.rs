@@ -23,6 +23,20 @@ pub struct Options {
     pub streams: usize,
     /// Tokens of context; `None` takes the checkpoint's own.
     pub context: Option<u32>,
+    /// A fault to compute with, so that what finds faults can be tested.
+    #[doc(hidden)]
+    pub fault: Option<PlantedFault>,
+}
+
+/// One order changed on purpose: the residual write after the experts of `layer` rounds its product before it
+/// adds, in calls of at least `rows` rows.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlantedFault {
+    /// The layer.
+    pub layer: usize,
+    /// The least rows of a call that is changed.
+    pub rows: usize,
 }
 
 impl Default for Options {
@@ -35,6 +49,7 @@ impl Default for Options {
             table: TableMode::File { cache_bytes: TABLE_CACHE_BYTES },
             streams: 1,
             context: None,
+            fault: None,
         }
     }
 }

@@ -34,6 +34,20 @@ impl PagedRows {
         self.len
     }
 
+    /// Bytes of the pages that are held.
+    pub(crate) fn bytes(&self) -> u64 {
+        let page = |p: &Arc<Page>| match &**p {
+            Page::Bf16(p) => std::mem::size_of_val(p.as_slice()) as u64,
+            Page::F32(p) => std::mem::size_of_val(p.as_slice()) as u64,
+        };
+        self.pages.iter().map(page).sum()
+    }
+
+    /// Bytes of the pages that `rows` rows of `width` values of `element` bytes need.
+    pub(crate) fn pages_bytes(rows: usize, width: usize, element: u64) -> u64 {
+        (rows.div_ceil(PAGE) * PAGE * width) as u64 * element
+    }
+
     /// Appends one stored row.
     pub(crate) fn push(&mut self, row: &[f32]) {
         debug_assert_eq!(row.len(), self.width);

@@ -201,8 +201,8 @@ impl State {
     }
 }
 
-/// Feeds little-endian f32 to a hasher, NaN canonical.
-pub(crate) fn hash_floats(hasher: &mut blake3::Hasher, x: &[f32]) {
+/// Feeds little-endian f32 to a hasher, NaN canonical: how every receipt hashes numbers.
+pub fn hash_floats(hasher: &mut blake3::Hasher, x: &[f32]) {
     let mut bytes = [0u8; 4096];
     for x in x.chunks(1024) {
         for (b, &x) in bytes.chunks_exact_mut(4).zip(x) {

@@ -121,27 +121,16 @@ pub const ATTENTION_PART: usize = 64;
 
 /// Attention of one query head over `n` selected tokens in ascending token order.
 ///
-/// `keys` and `values` are `[n, head_dim]`, already gathered; `scores` holds `n` values of scratch and
-/// `acc` `head_dim`. Parts of 64 tokens with their own maximum and sum, merged under the global maximum
-/// in rising part order.
+/// `scores` holds `dot32(q, k) * scale` of each token, `values` is `[n, head_dim]`; `acc` is `head_dim` values
+/// of scratch. Parts of 64 tokens with their own maximum and sum, merged under the global maximum in rising
+/// part order.
 #[inline(always)]
-pub fn attend(
-    q: &[f32],
-    scale: f32,
-    keys: &[f32],
-    values: &[f32],
-    scores: &mut [f32],
-    acc: &mut [f32],
-    out: &mut [f32],
-) {
-    let dim = q.len();
-    for (s, k) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-        *s = dot32(q, k) * scale;
-    }
+pub fn attend(scores: &[f32], values: &[f32], acc: &mut [f32], out: &mut [f32]) {
+    let dim = out.len();
     let top = maximum(scores);
     let mut total = 0.0f32;
     out.fill(0.0);
-    for (part, values) in scores.chunks_mut(ATTENTION_PART).zip(values.chunks(ATTENTION_PART * dim)) {
+    for (part, values) in scores.chunks(ATTENTION_PART).zip(values.chunks(ATTENTION_PART * dim)) {
         let m = maximum(part);
         let mut sum = 0.0f32;
         acc.fill(0.0);
@@ -173,16 +162,11 @@ fn maximum(x: &[f32]) -> f32 {
     m
 }
 
-/// The score of one pooled key for the `heads` index queries of a row: per head `dot32`, relu, added in
+/// The score of one pooled key from the dot products of a row's index queries with it: relu of each, added in
 /// rising head order. Never -0; NaN stays NaN.
 #[inline(always)]
-pub fn index_score(queries: &[f32], key: &[f32]) -> f32 {
-    let mut score = 0.0f32;
-    for q in queries.chunks_exact(key.len()) {
-        let d = dot32(q, key);
-        score += if d <= 0.0 { 0.0 } else { d };
-    }
-    score
+pub fn index_score(dots: impl IntoIterator<Item = f32>) -> f32 {
+    chain_sum(dots.into_iter().map(|d| if d <= 0.0 { 0.0 } else { d }))
 }
 
 /// The total order of every selection: key descending, then id ascending; NaN sorts last.
@@ -322,8 +306,9 @@ mod tests {
         let q = [1.0, 0.0];
         let keys = [0.0, 0.0, 2.0f32.ln(), 0.0];
         let values = [3.0, 0.0, 0.0, 3.0];
-        let (mut s, mut acc, mut out) = ([0.0; 2], [0.0; 2], [0.0; 2]);
-        attend(&q, 1.0, &keys, &values, &mut s, &mut acc, &mut out);
+        let (mut acc, mut out) = ([0.0; 2], [0.0; 2]);
+        let scores: Vec<f32> = keys.chunks(2).map(|k| dot32(&q, k)).collect();
+        attend(&scores, &values, &mut acc, &mut out);
         assert!((out[0] - 1.0).abs() < 1e-6 && (out[1] - 2.0).abs() < 1e-6, "{out:?}");
     }
 
@@ -335,8 +320,9 @@ mod tests {
         let q: Vec<f32> = (0..dim).map(f).collect();
         let keys: Vec<f32> = (0..n * dim).map(|i| f(i + 7) * 8.0).collect();
         let values: Vec<f32> = (0..n * dim).map(|i| f(i + 13)).collect();
-        let (mut s, mut acc, mut out) = (vec![0.0; n], vec![0.0; dim], vec![0.0; dim]);
-        attend(&q, 0.5, &keys, &values, &mut s, &mut acc, &mut out);
+        let (mut acc, mut out) = (vec![0.0; dim], vec![0.0; dim]);
+        let scores: Vec<f32> = keys.chunks(dim).map(|k| dot32(&q, k) * 0.5).collect();
+        attend(&scores, &values, &mut acc, &mut out);
         let score = |t: usize| (0..dim).map(|d| q[d] as f64 * keys[t * dim + d] as f64).sum::<f64>() * 0.5;
         let z: f64 = (0..n).map(|t| score(t).exp()).sum();
         for d in 0..dim {
@@ -366,9 +352,9 @@ mod tests {
 
     #[test]
     fn index_scores_keep_nan_and_never_return_minus_zero() {
-        assert_eq!(index_score(&[-1.0, 0.0], &[1.0, 1.0]).to_bits(), 0);
-        assert!(index_score(&[f32::NAN, 0.0], &[1.0, 1.0]).is_nan());
-        assert_eq!(index_score(&[1.0, 2.0, -5.0, 0.0, 3.0, 0.0], &[1.0, 1.0]), 6.0);
+        assert_eq!(index_score([-1.0, -0.0]).to_bits(), 0);
+        assert!(index_score([f32::NAN, 0.0]).is_nan());
+        assert_eq!(index_score([3.0, -5.0, 3.0]), 6.0);
     }
 
     #[test]

@@ -42,32 +42,40 @@ impl Layout {
         LANES / self.width
     }
 
-    /// Where element 0 of lane-position 0 of group `g` in stripe `s` goes; element j is `j * width` further.
-    /// `None` when the part has no such step.
+    /// Where the vector of element 0 of group `g` in stripe `s` stands: vector index, and first lane inside it.
+    /// Element j is j vectors further. `None` when the part has no such step.
     #[inline(always)]
-    fn group_at(&self, s: usize, g: usize) -> Option<usize> {
+    fn group_at(&self, s: usize, g: usize) -> Option<(usize, usize)> {
         let (base, steps) = self.parts[g * GROUP / self.width];
-        (s * PER_LANE < steps).then_some(base + s * PER_LANE * self.width + g * GROUP % self.width)
+        (s * PER_LANE < steps).then_some((base / self.width + s * PER_LANE, g * GROUP % self.width))
     }
 
-    /// Lays out one row. Whole groups of 64 elements go through `transpose(from, to)`, which writes element
-    /// `8 * lane + j` of `from` to `to[j * width + POSITION[lane]]`.
+    /// Lays out one row of `k` elements of `SIZE` bytes, whose vectors stand `stride` values apart in `out`.
+    ///
+    /// `transpose(from, to)` decodes the 64 elements of a group and writes element `8 * lane + j` to
+    /// `to[j * stride + POSITION[lane]]`; it is given zero bytes where the row has ended.
     #[inline(always)]
-    pub(super) fn pack(&self, x: &[f32], out: &mut [f32], transpose: impl Fn(&[f32; GROUP_ELEMENTS], &mut [f32])) {
-        debug_assert!(x.len() == self.k && out.len() == self.len);
-        let (groups, tail) = x.as_chunks::<GROUP_ELEMENTS>();
-        let whole = groups.len();
-        let mut last = [0.0; GROUP_ELEMENTS];
+    pub(super) fn pack<const SIZE: usize>(
+        &self,
+        row: &[[u8; SIZE]],
+        out: &mut [f32],
+        stride: usize,
+        transpose: impl Fn(&[[u8; SIZE]; GROUP_ELEMENTS], &mut [f32]),
+    ) {
+        debug_assert!(row.len() == self.k);
+        let (groups, tail) = row.as_chunks::<GROUP_ELEMENTS>();
+        let mut last = [[0; SIZE]; GROUP_ELEMENTS];
         last[..tail.len()].copy_from_slice(tail);
-        let zero = [0.0; GROUP_ELEMENTS];
-        for i in 0..self.k.div_ceil(STRIPE) * (LANES / GROUP) {
-            if let Some(at) = self.group_at(i / (LANES / GROUP), i % (LANES / GROUP)) {
-                let from = match i.cmp(&whole) {
+        let zero = [[0; SIZE]; GROUP_ELEMENTS];
+        const GROUPS: usize = LANES / GROUP;
+        for i in 0..self.k.div_ceil(STRIPE) * GROUPS {
+            if let Some((vector, lane)) = self.group_at(i / GROUPS, i % GROUPS) {
+                let from = match i.cmp(&groups.len()) {
                     std::cmp::Ordering::Less => &groups[i],
                     std::cmp::Ordering::Equal => &last,
                     std::cmp::Ordering::Greater => &zero,
                 };
-                transpose(from, &mut out[at..]);
+                transpose(from, &mut out[vector * stride + lane..]);
             }
         }
     }
@@ -75,10 +83,15 @@ impl Layout {
 
 /// The plain form of a group's transpose.
 #[inline(always)]
-pub(super) fn transpose_plain(from: &[f32; GROUP_ELEMENTS], to: &mut [f32], width: usize) {
+pub(super) fn transpose_plain<const SIZE: usize>(
+    from: &[[u8; SIZE]; GROUP_ELEMENTS],
+    to: &mut [f32],
+    stride: usize,
+    decode: impl Fn([u8; SIZE]) -> f32,
+) {
     for lane in 0..GROUP {
         for j in 0..PER_LANE {
-            to[j * width + POSITION[lane]] = from[lane * PER_LANE + j];
+            to[j * stride + POSITION[lane]] = decode(from[lane * PER_LANE + j]);
         }
     }
 }
@@ -97,13 +110,13 @@ pub(super) mod x86 {
     /// # Safety
     /// AVX is present.
     #[inline(always)]
-    pub(in crate::product) unsafe fn transpose(from: &[f32; GROUP_ELEMENTS], to: &mut [f32], width: usize) {
-        assert!(to.len() >= (PER_LANE - 1) * width + GROUP);
+    pub(in crate::product) unsafe fn transpose(from: &[[u8; 4]; GROUP_ELEMENTS], to: &mut [f32], stride: usize) {
+        assert!(to.len() >= (PER_LANE - 1) * stride + GROUP);
         // SAFETY: `from` holds 8 vectors and the assertion covers the last store. The caller has AVX.
         unsafe {
             // Lanes 0, 2, 4, 6, 1, 3, 5, 7: the order they shall stand in.
             let r: [__m256; 8] =
-                std::array::from_fn(|i| _mm256_loadu_ps(from.as_ptr().add((i % 4 * 2 + i / 4) * PER_LANE)));
+                std::array::from_fn(|i| _mm256_loadu_ps(from.as_ptr().add((i % 4 * 2 + i / 4) * PER_LANE).cast()));
             let t: [__m256; 8] = std::array::from_fn(|i| {
                 let (a, b) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
                 if i % 2 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
@@ -120,8 +133,23 @@ pub(super) mod x86 {
             });
             let to = to.as_mut_ptr();
             for j in 0..4 {
-                _mm256_storeu_ps(to.add(j * width), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x20));
-                _mm256_storeu_ps(to.add((j + 4) * width), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x31));
+                _mm256_storeu_ps(to.add(j * stride), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x20));
+                _mm256_storeu_ps(to.add((j + 4) * stride), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x31));
+            }
+        }
+    }
+
+    /// [`transpose`] of 64 bf16 values, decoded.
+    ///
+    /// # Safety
+    /// AVX2 is present.
+    #[inline(always)]
+    pub(in crate::product) unsafe fn transpose_bf16(from: &[[u8; 2]; GROUP_ELEMENTS], to: &mut [f32], stride: usize) {
+        assert!(to.len() >= (PER_LANE - 1) * stride + GROUP);
+        // SAFETY: `from` holds 128 bytes and the assertion covers the last store. The caller has AVX2.
+        unsafe {
+            for (j, v) in steps_of_bf16(from.as_ptr().cast()).into_iter().enumerate() {
+                _mm256_storeu_ps(to.as_mut_ptr().add(j * stride), v);
             }
         }
     }

@@ -13,7 +13,7 @@ use castiron_num::dot::dot32;
 use crate::pool::{Columns, Pool};
 use crate::{Level, Matrix};
 
-/// `y[r, n] = dot32(w_n, x_r)`, then the matrix's output scale where it has one.
+/// `y[r, n] = dot32(w_n, x_r)`, then the scale of the output or of the matrix where it has one.
 ///
 /// `x` is `[rows, cols]`, `y` is `[rows, w.rows()]`. The bytes of a row of `y` depend on that row of `x`
 /// alone: not on the other rows, the level or the number of threads.
@@ -32,6 +32,11 @@ pub fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &mut [f32]) 
             stream::product(level, pool, w, x, &columns);
         } else {
             tile::product(level, pool, w, x, rows, &columns);
+        }
+    }
+    if let Some(scales) = w.row_scales() {
+        for y in y.chunks_exact_mut(w.rows()) {
+            y.iter_mut().zip(scales).for_each(|(y, s)| *y *= s);
         }
     }
     let scale = w.output_scale();

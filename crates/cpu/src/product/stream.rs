@@ -24,7 +24,7 @@ pub(super) fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &Colu
     // AVX-512 machines stream with 8 lanes too: the loop waits for memory.
     let layout = Layout::new(w.cols(), 8);
     let mut packed = vec![0.0; layout.len];
-    super::tile::pack(level, &layout, x, &mut packed);
+    super::tile::pack(level, &layout, x, &mut packed, 8);
     let Storage::Bf16(codes) = w.storage() else { return };
     let codes = (**codes).as_ref();
     pool.split(w.rows(), GRAIN, |range| {

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use super::layout::{GROUP_ELEMENTS, Layout, transpose_plain};
+use super::layout::{Layout, transpose_plain};
 use crate::level::Set;
 use crate::pool::{Columns, Pool};
-use crate::simd::{self, Lanes, fold_groups};
-use crate::{Level, Matrix};
+use castiron_num::bf16;
+
+use crate::simd::{self, Lanes};
+use crate::{Level, Matrix, Storage};
 
 /// Outputs of a register block.
 const OUTPUTS: usize = 3;
@@ -28,23 +30,43 @@ fn width(level: Level) -> usize {
     }
 }
 
-/// Lays out one row of values for vectors.
-pub(super) fn pack(level: Level, layout: &Layout, x: &[f32], out: &mut [f32]) {
+/// Lays out one row of f32 values for vectors, `stride` values apart.
+pub(super) fn pack(level: Level, layout: &Layout, x: &[f32], out: &mut [f32], stride: usize) {
+    // SAFETY: four bytes are a value; every byte pattern is valid, and the length is the same.
+    let bytes: &[[u8; 4]] = unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) };
     match level.0 {
         #[cfg(target_arch = "x86_64")]
         Set::Avx2 | Set::Avx512 => {
             #[target_feature(enable = "avx2,fma")]
-            fn wide(layout: &Layout, x: &[f32], out: &mut [f32]) {
-                layout.pack(x, out, |from: &[f32; GROUP_ELEMENTS], to: &mut [f32]| {
-                    // SAFETY: this function has AVX2.
-                    unsafe { super::layout::x86::transpose(from, to, layout.width) }
-                });
+            fn wide(layout: &Layout, x: &[[u8; 4]], out: &mut [f32], stride: usize) {
+                // SAFETY: this function has AVX2.
+                layout.pack(x, out, stride, |from, to| unsafe { super::layout::x86::transpose(from, to, stride) });
             }
             // SAFETY: these levels are only made where AVX2 and FMA were found.
-            unsafe { wide(layout, x, out) }
+            unsafe { wide(layout, bytes, out, stride) }
         }
         Set::Law | Set::Portable => {
-            layout.pack(x, out, |from, to| transpose_plain(from, to, layout.width));
+            layout.pack(bytes, out, stride, |from, to| transpose_plain(from, to, stride, f32::from_ne_bytes));
+        }
+    }
+}
+
+/// Decodes and lays out one row of bf16 values (little-endian bytes), `stride` values apart.
+fn pack_bf16(level: Level, layout: &Layout, row: &[[u8; 2]], out: &mut [f32], stride: usize) {
+    match level.0 {
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2 | Set::Avx512 => {
+            #[target_feature(enable = "avx2,fma")]
+            fn wide(layout: &Layout, row: &[[u8; 2]], out: &mut [f32], stride: usize) {
+                // SAFETY: this function has AVX2.
+                layout.pack(row, out, stride, |from, to| unsafe { super::layout::x86::transpose_bf16(from, to, stride) });
+            }
+            // SAFETY: these levels are only made where AVX2 and FMA were found.
+            unsafe { wide(layout, row, out, stride) }
+        }
+        Set::Law | Set::Portable => {
+            let decode = |b| bf16::from_bits(u16::from_le_bytes(b));
+            layout.pack(row, out, stride, |from, to| transpose_plain(from, to, stride, decode));
         }
     }
 }
@@ -59,7 +81,7 @@ pub(super) fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], rows: us
             for r in range {
                 // SAFETY: rows of `packed` are disjoint, and each belongs to one range.
                 let row = unsafe { out.row_mut(r) };
-                pack(level, &layout, &x[r * w.cols()..(r + 1) * w.cols()], row);
+                pack(level, &layout, &x[r * w.cols()..(r + 1) * w.cols()], row, layout.width);
             }
         });
     }
@@ -80,7 +102,6 @@ pub(super) fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], rows: us
 /// A thread's working memory for one tile.
 struct Scratch {
     natural: Vec<f32>,
-    row: Vec<f32>,
     /// Blocks of `OUTPUTS` interleaved rows: vector `step * OUTPUTS + output` of a part.
     weights: Vec<f32>,
     /// Accumulators of a tile for `ROWS` rows: 32 lanes for each (output, row).
@@ -92,7 +113,6 @@ impl Scratch {
         let tile = tile.next_multiple_of(OUTPUTS);
         Self {
             natural: vec![0.0; w.cols()],
-            row: vec![0.0; layout.len],
             weights: vec![0.0; tile * layout.len],
             lanes: vec![[0.0; 32]; tile * ROWS],
         }
@@ -101,18 +121,23 @@ impl Scratch {
 
 /// Decodes the weights of `outputs` into `scratch.weights`; a block's missing outputs are zero.
 fn decode(level: Level, w: &Matrix, layout: &Layout, outputs: Range<usize>, scratch: &mut Scratch) {
-    let padded = outputs.len().next_multiple_of(OUTPUTS);
-    for i in 0..padded {
+    let stride = OUTPUTS * layout.width;
+    for i in 0..outputs.len().next_multiple_of(OUTPUTS) {
         let block = &mut scratch.weights[i / OUTPUTS * OUTPUTS * layout.len..][..OUTPUTS * layout.len];
-        if outputs.start + i < outputs.end {
-            decode_row(level, w, outputs.start + i, &mut scratch.natural);
-            pack(level, layout, &scratch.natural, &mut scratch.row);
-        } else {
-            scratch.row.fill(0.0);
+        if outputs.start + i >= outputs.end {
+            for v in block.chunks_exact_mut(stride) {
+                v[i % OUTPUTS * layout.width..][..layout.width].fill(0.0);
+            }
+            continue;
         }
-        let width = layout.width;
-        for (v, row) in scratch.row.chunks_exact(width).enumerate() {
-            block[(v * OUTPUTS + i % OUTPUTS) * width..][..width].copy_from_slice(row);
+        let out = &mut block[i % OUTPUTS * layout.width..];
+        if let Storage::Bf16(codes) = w.storage() {
+            let row = (**codes).as_ref().as_chunks::<2>().0;
+            let n = outputs.start + i;
+            pack_bf16(level, layout, &row[n * w.cols()..(n + 1) * w.cols()], out, stride);
+        } else {
+            decode_row(level, w, outputs.start + i, &mut scratch.natural);
+            pack(level, layout, &scratch.natural, out, stride);
         }
     }
 }
@@ -178,10 +203,12 @@ fn multiply_with<L: Lanes>(
             3 => row_block::<L, 3>(layout, x, outputs.len(), scratch),
             _ => row_block::<L, ROWS>(layout, x, outputs.len(), scratch),
         }
-        for (i, n) in outputs.clone().enumerate() {
-            for m in 0..count {
+        for (n, lanes) in outputs.clone().zip(scratch.lanes.as_chunks::<ROWS>().0) {
+            // SAFETY: the level was detected.
+            let sums = unsafe { L::fold(lanes) };
+            for (m, &sum) in sums.iter().enumerate().take(count) {
                 // SAFETY: this thread has these outputs alone.
-                unsafe { y.set(r + m, n, fold_groups(&scratch.lanes[i * ROWS + m])) };
+                unsafe { y.set(r + m, n, sum) };
             }
         }
         r += count;

@@ -36,9 +36,22 @@ const WINDOW: usize = 512;
 
 /// Scores the tasks, then the text.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let (tokenizer, mut session) = open(options)?;
+    let numerics = session.model().numerics();
+    println!("activations {}, experts {}", numerics.activations.name(), numerics.experts.name());
+    for (task, (right, all)) in tasks(options, &tokenizer, &mut session)? {
+        println!("{task:<10} {right} of {all}");
+    }
+    let (bits, tokens) = bits_per_token(&options.data.join("eval.txt"), &tokenizer, &mut session)?;
+    println!("eval.txt   {bits:.4} bits a token over {tokens} tokens");
+    Ok(())
+}
+
+/// The tokenizer and a fresh session of the checkpoint.
+fn open(options: &Options) -> Result<(Tokenizer, Session)> {
     let checkpoint = Checkpoint::open(Source::Dir(options.checkpoint.clone()))?;
-    let file = |name: &str| checkpoint.file(name).ok_or_else(|| anyhow!("no {name} in the checkpoint"));
-    let tokenizer = Tokenizer::from_files(&file("tokenizer.json")?, checkpoint.file("tokenizer_config.json").as_deref())?;
+    let json = checkpoint.file("tokenizer.json").ok_or_else(|| anyhow!("no tokenizer.json in the checkpoint"))?;
+    let tokenizer = Tokenizer::from_files(&json, checkpoint.file("tokenizer_config.json").as_deref())?;
     let model_options = ModelOptions {
         activations: if options.f32 { Activations::F32 } else { Activations::Bf16 },
         experts: options.experts.as_deref().map(|e| match e {
@@ -47,16 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }),
         ..ModelOptions::default()
     };
-    let model = Model::open(&checkpoint, &model_options)?;
-    let numerics = model.numerics();
-    println!("activations {}, experts {}", numerics.activations.name(), numerics.experts.name());
-    let mut session = Session::new(model)?;
-    for (task, (right, all)) in tasks(options, &tokenizer, &mut session)? {
-        println!("{task:<10} {right} of {all}");
-    }
-    let (bits, tokens) = bits_per_token(&options.data.join("eval.txt"), &tokenizer, &mut session)?;
-    println!("eval.txt   {bits:.4} bits a token over {tokens} tokens");
-    Ok(())
+    Ok((tokenizer, Session::new(Model::open(&checkpoint, &model_options)?)?))
 }
 
 /// Right answers and items of each task. An answer is right when greedy continuation writes exactly it.
@@ -112,4 +116,28 @@ fn bits_per_token(path: &Path, tokenizer: &Tokenizer, session: &mut Session) -> 
         }
     }
     Ok((nats / std::f64::consts::LN_2 / count as f64, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A few items of every task; the whole evaluation is `cargo run --release -p xtask -- eval`.
+    #[test]
+    fn the_trained_checkpoint_answers_every_task_in_both_expert_modes() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for experts in ["w4a4", "w4a16"] {
+            let options = Options {
+                checkpoint: root.join("assets/tiny"),
+                data: root.join("tests"),
+                experts: Some(experts.into()),
+                f32: false,
+                items: 2,
+            };
+            let (tokenizer, mut session) = open(&options).expect("the checkpoint opens");
+            let scores = tasks(&options, &tokenizer, &mut session).expect("every item runs");
+            assert_eq!(scores.len(), 8);
+            assert!(scores.values().all(|&(right, all)| right == 2 && all == 2), "{experts}: {scores:?}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 
 /// Runs Qwen3.8-Flash-Next on one box, with the same bytes every time.
 ///
-/// Exit codes: 0 done; 1 the job failed; 2 bad input or usage.
+/// Exit codes: 0 done; 1 the job failed, does not fit, or found a difference; 2 bad input or usage.
 #[derive(Parser)]
 #[command(version, about, max_term_width = 100)]
 pub struct Args {
@@ -23,10 +23,26 @@ pub struct Args {
 pub enum Command {
     /// Continue a prompt and print the reply as it is written.
     Run(Run),
+    /// Talk: each turn reads only what is new; commands begin with a slash.
+    Chat(crate::chat::Chat),
     /// Write the logits of every position of a token sequence to a file.
     Logits(Logits),
     /// Show what a checkpoint holds; no weight is read.
     Inspect(Inspect),
+    /// Say whether a model fits this machine; no weight is read.
+    Plan(crate::plan::Plan),
+    /// Run a prompt in every form of the program and say whether all bytes agree.
+    Verify(crate::verify::Verify),
+    /// Print a completion script for a shell.
+    Completions(crate::manual::Completions),
+    /// Print or write manual pages.
+    Man(crate::manual::Man),
+    /// Measure steps and prompts beside the ceilings of this machine.
+    Bench(crate::bench::Args),
+    /// Write a smaller, quantised copy of a BF16 or F32 checkpoint.
+    Quantize(crate::quantize::Args),
+    /// Write a synthetic checkpoint of any shape.
+    Synth(crate::synth::Args),
 }
 
 /// Arguments of `run`.
@@ -37,21 +53,35 @@ pub struct Run {
     #[arg(required = true, num_args = 1..=2, value_names = ["MODEL", "PROMPT"])]
     pub words: Vec<String>,
     /// Give the prompt to the model as it stands. Default when the checkpoint has no chat template.
-    #[arg(long, conflicts_with = "chat")]
+    #[arg(long, conflicts_with_all = ["chat", "system", "thinking", "reasoning_effort"])]
     pub raw: bool,
     /// Put the prompt into the checkpoint's chat template. Default when it has one.
     #[arg(long)]
     pub chat: bool,
+    /// The reply.
+    #[command(flatten)]
+    pub reply: Reply,
+    /// With --json: log-probabilities of each token and of this many alternatives.
+    #[arg(long, value_name = "N")]
+    pub logprobs: Option<usize>,
+    /// Numerics.
+    #[command(flatten)]
+    pub numerics: Numerics,
+}
+
+/// What a reply is made from and when it ends.
+#[derive(Group)]
+pub struct Reply {
     /// System message of the chat.
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Whether the model thinks before it answers; when not given, the template decides, and the built-in tiny
     /// model (which thinks only about sums) answers at once. Thoughts go to standard error, the reply to
     /// standard output.
-    #[arg(long, value_enum, conflicts_with = "raw")]
+    #[arg(long, value_enum)]
     pub thinking: Option<Thinking>,
     /// How long it thinks: none, minimal, low, medium, high, xhigh.
-    #[arg(long, value_name = "EFFORT", conflicts_with = "raw")]
+    #[arg(long, value_name = "EFFORT")]
     pub reasoning_effort: Option<String>,
     /// Tokens of the reply at most.
     #[arg(long, default_value_t = 512, value_name = "N")]
@@ -65,12 +95,6 @@ pub struct Run {
     /// Do not stop at the checkpoint's end-of-reply tokens.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// With --json: log-probabilities of each token and of this many alternatives.
-    #[arg(long, value_name = "N")]
-    pub logprobs: Option<usize>,
-    /// Numerics.
-    #[command(flatten)]
-    pub numerics: Numerics,
 }
 
 /// How tokens are drawn. What is not given comes from the checkpoint's generation_config.json.
@@ -126,6 +150,9 @@ pub struct Numerics {
     /// Prompt rows of one forward pass. Bytes do not depend on it.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub chunk: u32,
+    /// Threads of the kernels; 0 takes every processor. Bytes do not depend on it.
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub threads: u16,
     /// The form of the CPU kernels. Bytes do not depend on it.
     #[arg(long, value_enum, default_value_t = Cpu::Auto)]
     pub cpu: Cpu,

@@ -23,8 +23,7 @@ impl Failure {
 
     /// Prints the chain and gives the exit code. A reader that closed our output early is no failure.
     pub fn report(&self, json: bool) -> ExitCode {
-        let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
-        if self.error.chain().filter_map(|e| e.downcast_ref()).any(closed) {
+        if self.is_closed_pipe() {
             return ExitCode::SUCCESS;
         }
         let code = if self.input { 2 } else { 1 };
@@ -34,6 +33,12 @@ impl Failure {
             eprintln!("castiron: {}", self.chain());
         }
         ExitCode::from(code)
+    }
+
+    /// Whether a reader closed our output.
+    pub fn is_closed_pipe(&self) -> bool {
+        let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+        self.error.chain().filter_map(|e| e.downcast_ref()).any(closed)
     }
 
     /// The messages of the chain. A message that already ends with its cause's is not said twice.

@@ -4,6 +4,7 @@ use castiron_format::Inventory;
 
 use crate::args::Inspect;
 use crate::failure::Failure;
+use crate::output::size;
 use crate::{open, output};
 
 /// Runs the command.
@@ -60,14 +61,4 @@ fn table(inventory: &Inventory) -> String {
     }
     text.push_str(&format!("{:<22} {:>8} {:>12}\n", "all", inventory.tensors, size(inventory.bytes)));
     text
-}
-
-/// Bytes for people, in decimal units.
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..1_000 => format!("{bytes} B"),
-        1_000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
-        _ => format!("{:.2} GB", bytes as f64 / 1e9),
-    }
 }

@@ -21,6 +21,16 @@ pub fn line(text: &str) -> Result<(), Failure> {
     say(&mut std::io::stdout().lock(), &format!("{text}\n"))
 }
 
+/// Bytes for people, in decimal units.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
+}
+
 /// A file that appears under its name only when it is whole.
 pub struct WholeFile {
     path: PathBuf,

@@ -39,15 +39,16 @@ pub fn fma_peak(level: Level, pool: &Pool, repetitions: usize) -> f64 {
 pub fn best(threads: usize, repetitions: usize, mut job: impl FnMut() -> f64) -> f64 {
     let mut top = 0.0f64;
     for _ in 0..repetitions.max(1) {
-        let started = now(threads);
+        let started = clock(threads);
         let work = job();
-        top = top.max(work / (now(threads) - started).max(1e-9));
+        top = top.max(work / (clock(threads) - started).max(1e-9));
     }
     top
 }
 
-/// Seconds on the clock for `threads` threads.
-fn now(threads: usize) -> f64 {
+/// Seconds on the clock that times a job on `threads` threads: this thread's processor time for one, the wall's
+/// for more.
+pub fn clock(threads: usize) -> f64 {
     #[cfg(target_os = "linux")]
     if threads == 1 {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -14,6 +14,9 @@ use std::thread::JoinHandle;
 /// Looks at a flag this often before going to sleep.
 const SPINS: usize = 4000;
 
+/// Operations below which a job is not handed out: about the time that waking threads takes.
+const WORTH: usize = 100_000;
+
 /// A job as the workers see it: a function of the part's index.
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn(usize) + Sync + 'static));
@@ -65,9 +68,14 @@ impl Pool {
     }
 
     /// A pool of the caller alone, for work inside a job of this pool. Always the same one.
-    pub fn alone(&self) -> Arc<Self> {
+    pub fn alone() -> &'static Arc<Self> {
         static ALONE: std::sync::LazyLock<Arc<Pool>> = std::sync::LazyLock::new(|| Arc::new(Pool::new(1)));
-        ALONE.clone()
+        &ALONE
+    }
+
+    /// This pool, or the caller alone when a job of so many operations is done before the others wake up.
+    pub fn for_work(&self, operations: usize) -> &Self {
+        if operations < WORTH { Self::alone() } else { self }
     }
 
     /// Threads, the caller included.
@@ -254,9 +262,10 @@ impl<'a> Rows<'a> {
 impl Pool {
     /// Runs `job(row, values)` for every row of `width` values in `data`, rows cut into one range a thread.
     pub fn rows(&self, data: &mut [f32], width: usize, job: impl Fn(usize, &mut [f32]) + Sync) {
-        let count = data.len() / width.max(1);
+        let data_len = data.len();
+        let count = data_len / width.max(1);
         let rows = Rows::new(data, width);
-        self.split(count, 1, |range| {
+        self.for_work(data_len * 8).split(count, 1, |range| {
             for r in range {
                 // SAFETY: ranges are disjoint, so row r is this thread's alone.
                 job(r, unsafe { rows.row(r) });

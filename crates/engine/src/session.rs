@@ -37,6 +37,9 @@ pub enum Error {
         /// Why.
         source: SampleError,
     },
+    /// Sampling parameters that cannot be.
+    #[error(transparent)]
+    Params(#[from] crate::sampling::ParamError),
     /// Generation was asked for before any prompt.
     #[error("there is no prompt to continue; give at least one token")]
     EmptyPrompt,
@@ -118,6 +121,8 @@ pub struct Session {
     snapshots: Vec<Held>,
     /// Logits of the last row, when it was run for them.
     logits: Option<Vec<f32>>,
+    /// Position of a row that was not a number; nothing at or after it can be gone on from.
+    fault: Option<u32>,
     chunk: usize,
 }
 
@@ -128,7 +133,7 @@ impl Session {
     /// The model has no free slot.
     pub fn new(mut model: Model) -> Result<Self, Error> {
         let slot = model.new_stream()?;
-        Ok(Self { model, slot, ids: Vec::new(), snapshots: Vec::new(), logits: None, chunk: CHUNK })
+        Ok(Self { model, slot, ids: Vec::new(), snapshots: Vec::new(), logits: None, fault: None, chunk: CHUNK })
     }
 
     /// Prompt rows of one forward pass (at least 1). Bytes do not depend on it.
@@ -204,7 +209,7 @@ impl Session {
     ) -> Result<Resumed, Error> {
         self.check(0, ids)?;
         let shared = ids.iter().zip(&self.ids).take_while(|(a, b)| a == b).count();
-        let cached = self.go_back(shared as u32)?;
+        let cached = self.go_back(self.fault.map_or(shared as u32, |fault| fault.min(shared as u32)))?;
         let flow = self.feed(&ids[cached..], progress)?;
         if flow.is_continue() {
             self.mark()?;
@@ -251,7 +256,9 @@ impl Session {
     /// As [`Self::feed`].
     pub fn feed_for_logits(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
         let rows = self.rows(ids, |_| true);
-        self.run(ids, &rows)
+        let logits = self.run(ids, &rows)?;
+        self.logits = logits.rchunks(self.model.vocab()).next().map(<[f32]>::to_vec);
+        Ok(logits)
     }
 
     /// Generates from where the stream stands. `token` sees every id as it is drawn and may end the reply.
@@ -305,11 +312,11 @@ impl Session {
     /// Restores the nearest snapshot at or below `length`, which is at most the stream's, and gives its length.
     fn go_back(&mut self, length: u32) -> Result<usize, Error> {
         let now = self.ids.len() as u32;
-        if length == now && self.model.length(self.slot)? == now {
+        if length == now && self.fault.is_none() && self.model.length(self.slot)? == now {
             return Ok(self.ids.len());
         }
         self.snapshots.retain(|s| s.snapshot.length() <= length);
-        self.logits = None;
+        (self.logits, self.fault) = (None, None);
         match self.snapshots.last() {
             Some(held) => {
                 self.model.restore(self.slot, &held.snapshot)?;
@@ -358,7 +365,9 @@ impl Session {
         self.ids.extend_from_slice(ids);
         self.logits = None;
         if let Some(fault) = out.faults.first() {
-            return Err(Error::Fault { position: rows[fault.row].position, kind: fault.kind });
+            let position = rows[fault.row].position;
+            self.fault = Some(position);
+            return Err(Error::Fault { position, kind: fault.kind });
         }
         if (self.ids.len() as u32).is_multiple_of(SNAPSHOT_STRIDE) {
             let snapshot = self.model.snapshot(self.slot)?;

@@ -3,7 +3,7 @@
 use castiron_cpu::{self as cpu, Rows};
 use castiron_num::{math, orders};
 
-use crate::{Exec, Matrix};
+use crate::{Exec, Kind, Matrix};
 
 /// Epsilon of the l2 norm of q and k, on the sum of squares.
 const L2_EPS: f32 = 1e-6;
@@ -128,11 +128,16 @@ impl Exec {
     /// replays accepted steps with this same text. Columns of a head's state never meet, so strips of them run
     /// through all steps at once, small enough for a first-level cache.
     pub fn gdn_run(&self, shape: &GdnShape, state: &mut [f32], rows: &GdnRows, count: usize, read: bool) -> Vec<f32> {
+        let operations = count * state.len() * if read { 7 } else { 5 };
+        self.timed(Kind::Recurrence, operations, 0, || self.gdn_strips(shape, state, rows, count, read))
+    }
+
+    fn gdn_strips(&self, shape: &GdnShape, state: &mut [f32], rows: &GdnRows, count: usize, read: bool) -> Vec<f32> {
         let GdnShape { value_heads, dk, dv, .. } = *shape;
         let mut out = vec![0.0; if read { count * value_heads * dv } else { 0 }];
         let strips = dv.div_ceil(STRIP);
         let (heads, outputs) = (Rows::new(state, dv), Rows::new(&mut out, 1));
-        self.pool.split(value_heads * strips, 1, |range| {
+        self.pool.for_work(count * value_heads * dk * dv).split(value_heads * strips, 1, |range| {
             for task in range {
                 let (head, first) = (task / strips, task % strips * STRIP);
                 let columns = first..(first + STRIP).min(dv);

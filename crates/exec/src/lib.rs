@@ -9,20 +9,26 @@ mod gdn;
 mod hyper;
 mod moe;
 mod ple;
+mod profile;
 mod qsa;
 
+pub use castiron_cpu::peak::clock;
 pub use castiron_cpu::{Codes, Level, Matrix, Storage};
 pub use castiron_num::orders::Scoring;
 pub use gdn::{Gdn, GdnRows, GdnShape};
 pub use hyper::Hyper;
 pub use moe::{Expert, Moe, MoeOutput};
 pub use ple::Ple;
+pub use profile::{Kind, Profile, Total};
 pub use qsa::{Qsa, QsaRows, QsaShape, Selection};
 
 use std::sync::Arc;
 
-use castiron_cpu::Pool;
+use castiron_cpu::{Pool, peak};
 use castiron_num::bf16;
+
+/// Bytes read to measure bandwidth.
+const PEAK_BYTES: usize = 1 << 29;
 
 /// Where operands and caches are rounded (`docs/numerics.md`, section 5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,12 +84,36 @@ pub struct Exec {
     numerics: Numerics,
     level: Level,
     pool: Arc<Pool>,
+    profile: Option<Arc<Profile>>,
 }
 
 impl Exec {
     /// A device for `numerics` at `level` on `threads` threads; 0 takes every processor.
     pub fn new(numerics: Numerics, level: Level, threads: usize) -> Self {
-        Self { numerics, level, pool: Arc::new(Pool::new(threads)) }
+        Self { numerics, level, pool: Arc::new(Pool::new(threads)), profile: None }
+    }
+
+    /// Starts to measure operations; the profile is read by whoever holds it.
+    pub fn measure(&mut self) -> Arc<Profile> {
+        let profile = Arc::new(Profile::default());
+        self.profile = Some(profile.clone());
+        profile
+    }
+
+    /// Runs `job`, measured as `kind` when a profile is on.
+    fn timed<T>(&self, kind: Kind, operations: usize, bytes: usize, job: impl FnOnce() -> T) -> T {
+        match &self.profile {
+            Some(p) => p.time(kind, self.threads(), operations as f64, bytes as f64, job),
+            None => job(),
+        }
+    }
+
+    /// Ceilings of the threads in use, measured now: bytes a second of plain reads over a buffer larger than
+    /// the caches, and operations a second of fused multiply-adds.
+    pub fn peaks(&self, repetitions: usize) -> (f64, f64) {
+        let memory: Vec<u8> = (0..PEAK_BYTES).map(|i| (i * 31 % 251) as u8).collect();
+        let read = peak::read_bandwidth(self.level, &self.pool, &memory, repetitions);
+        (read, peak::fma_peak(self.level, &self.pool, repetitions))
     }
 
     /// Threads in use.
@@ -110,6 +140,12 @@ impl Exec {
 
     /// `W x` for every row of `x`: `[rows, w.rows()]`.
     pub fn product(&self, w: &Matrix, x: &[f32]) -> Vec<f32> {
+        let operations = 2 * x.len() * w.rows();
+        self.timed(Kind::Dense, operations, w.bytes(), || self.multiply(w, x))
+    }
+
+    /// [`Self::product`], not measured: a part of an operation that is.
+    fn multiply(&self, w: &Matrix, x: &[f32]) -> Vec<f32> {
         let mut y = vec![0.0; x.len() / w.cols() * w.rows()];
         castiron_cpu::product(self.level, &self.pool, w, x, &mut y);
         y

@@ -3,7 +3,7 @@
 use castiron_cpu::{self as cpu, W4a4Input};
 use castiron_num::{math, orders};
 
-use crate::{Exec, ExpertActivations, Matrix, Scoring};
+use crate::{Exec, Kind, ExpertActivations, Matrix, Scoring};
 
 /// One routed expert, or the shared one.
 pub struct Expert {
@@ -121,15 +121,21 @@ impl Exec {
     /// `down(store(silu(gate x) * up x))` for the rows of `x`, and the rows whose quantiser met a value that
     /// is not finite (their output is NaN).
     fn expert(&self, e: &Expert, x: &[f32]) -> (Vec<f32>, Vec<usize>) {
+        let bytes = e.gate.bytes() + e.up.bytes() + e.down.bytes();
+        let operations = 6 * x.len() * e.gate.rows();
+        self.timed(Kind::Experts, operations, bytes, || self.expert_of(e, x))
+    }
+
+    fn expert_of(&self, e: &Expert, x: &[f32]) -> (Vec<f32>, Vec<usize>) {
         if let (Some(scales), ExpertActivations::W4a4) = (e.input_scales, self.numerics.experts)
             && let Some(done) = self.expert_w4a4(e, x, scales)
         {
             return done;
         }
-        let mut m = self.product(&e.gate, x);
-        cpu::swiglu(self.level, &mut m, &self.product(&e.up, x));
+        let mut m = self.multiply(&e.gate, x);
+        cpu::swiglu(self.level, &mut m, &self.multiply(&e.up, x));
         self.store(&mut m);
-        (self.product(&e.down, &m), Vec::new())
+        (self.multiply(&e.down, &m), Vec::new())
     }
 
     /// `None` when a matrix is not NVFP4.

@@ -1,9 +1,9 @@
 //! Sparse attention: projections, pooled index keys, block selection, attention over the selected tokens.
 
-use castiron_cpu as cpu;
+use castiron_cpu::{self as cpu, Pool};
 use castiron_num::orders;
 
-use crate::{Exec, Matrix};
+use crate::{Exec, Kind, Matrix};
 
 /// Sizes of an attention layer.
 #[derive(Clone, Debug)]
@@ -73,6 +73,8 @@ pub struct QsaRows {
 pub struct Selection {
     /// Ascending token indices.
     pub tokens: Vec<u32>,
+    /// Whether every score that was compared was finite; the row is a fault otherwise.
+    pub finite: bool,
 }
 
 impl Exec {
@@ -138,9 +140,9 @@ impl Exec {
         let ratio = s.ratio as u32;
         let full = visible / ratio;
         if full as usize <= s.top_blocks {
-            return Selection { tokens: (0..visible).collect() };
+            return Selection { tokens: (0..visible).collect(), finite: true };
         }
-        let dots = self.product(pooled, index_q);
+        let dots = self.multiply(pooled, index_q);
         let scores: Vec<f32> = (0..full as usize)
             .map(|b| orders::index_score((0..s.index_heads).map(|h| dots[h * pooled.rows() + b])))
             .collect();
@@ -149,7 +151,7 @@ impl Exec {
         blocks.sort_unstable();
         let mut tokens: Vec<u32> = blocks.iter().flat_map(|&b| b * ratio..(b + 1) * ratio).collect();
         tokens.extend(full * ratio..visible);
-        Selection { tokens }
+        Selection { tokens, finite: scores.iter().all(|s| s.is_finite()) }
     }
 
     /// Attention of one row's query heads that share K/V head `kv_head`, over its selected tokens.
@@ -159,7 +161,7 @@ impl Exec {
         let heads = s.heads / s.kv_heads * s.head_dim;
         let at = kv_head * heads..(kv_head + 1) * heads;
         let scale = 1.0 / (s.head_dim as f32).sqrt();
-        let mut scores = self.product(keys, &q[at.clone()]);
+        let mut scores = self.multiply(keys, &q[at.clone()]);
         scores.iter_mut().for_each(|s| *s *= scale);
         let mut acc = vec![0.0; s.head_dim];
         for (scores, out) in scores.chunks_exact(keys.rows()).zip(out[at].chunks_exact_mut(s.head_dim)) {
@@ -169,12 +171,16 @@ impl Exec {
 
     /// This device with one thread, for work that is already cut by rows.
     pub fn alone(&self) -> Self {
-        Self { pool: self.pool.alone(), ..self.clone() }
+        Self { pool: Pool::alone().clone(), profile: None, ..*self }
     }
 
     /// Runs `job(row, values)` for rows of `width` values of `data` on all threads. A row's job gets a device
     /// for its own operations: one thread when rows alone keep all busy, all threads otherwise.
     pub fn each_row(&self, data: &mut [f32], width: usize, job: impl Fn(&Self, usize, &mut [f32]) + Sync) {
+        self.timed(Kind::Attention, 0, 0, || self.each_row_of(data, width, job));
+    }
+
+    fn each_row_of(&self, data: &mut [f32], width: usize, job: impl Fn(&Self, usize, &mut [f32]) + Sync) {
         if data.len() / width.max(1) < self.threads() {
             data.chunks_exact_mut(width).enumerate().for_each(|(r, row)| job(self, r, row));
         } else {

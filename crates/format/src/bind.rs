@@ -173,11 +173,14 @@ impl<'a> Binder<'a> {
         value
     }
 
-    /// A dense matrix `{module}.weight`: BF16, F32 or block FP8.
+    /// A dense matrix `{module}.weight`: BF16, F32, block FP8 or FP8 with a scale a row.
     fn dense(&mut self, module: &str, rows: usize, cols: usize) -> Matrix {
         let name = format!("{module}.weight");
         let Some(id) = self.need(&name) else { return placeholder(rows, cols) };
         match self.at(id).dtype {
+            Dtype::F8E4M3 if self.tensors.find(&format!("{module}.weight_scale")).is_some() => {
+                self.fp8_row(module, id, rows, cols)
+            }
             Dtype::F8E4M3 => self.fp8_block(module, id, rows, cols),
             _ => self.plain(id, rows, cols),
         }
@@ -222,6 +225,27 @@ impl<'a> Binder<'a> {
         }
         let codes = self.at(id).bytes.clone();
         Matrix { rows, cols, data: MatrixData::Fp8Block { codes, scales, scale_rows, scale_cols } }
+    }
+
+    /// Our own form: `weight`, and `weight_scale` F32 `[rows, 1]`.
+    fn fp8_row(&mut self, module: &str, id: usize, rows: usize, cols: usize) -> Matrix {
+        let good = self.expect(id, "fp8-row", &[Dtype::F8E4M3], &[&[rows, cols]]);
+        let name = format!("{module}.weight_scale");
+        let mut scales = Vec::new();
+        if let Some(scale) = self.need(&name)
+            && self.expect(scale, "fp8-row", &[Dtype::F32], &[&[rows, 1]])
+            && self.read
+        {
+            scales = widen(Dtype::F32, &self.at(scale).bytes);
+            if let Some(i) = scales.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+                let what = format!("element {i} is {}: a row scale must be finite and above zero", scales[i]);
+                self.fail(bad_value(&name, &what));
+            }
+        }
+        if !good {
+            return placeholder(rows, cols);
+        }
+        Matrix { rows, cols, data: MatrixData::Fp8Row { codes: self.at(id).bytes.clone(), scales } }
     }
 
     fn block_scales(&mut self, id: usize) -> Vec<f32> {

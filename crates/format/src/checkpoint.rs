@@ -16,6 +16,8 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// Largest side file handed out by [`Checkpoint::file`], in bytes.
 const MAX_SIDE_FILE: u64 = 1 << 28;
+/// Bytes that [`Checkpoint::full_digest`] hashes between two calls of its progress.
+const DIGEST_PART: usize = 1 << 24;
 
 /// A tensor of an opened checkpoint as it is stored.
 #[derive(Debug, Clone, Copy)]
@@ -206,6 +208,23 @@ impl Checkpoint {
             field(shard.name.as_bytes());
             field(&shard.len.to_le_bytes());
             field(&shard.header);
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// blake3, in hexadecimal, of [`Self::digest`] and of the bytes of every tensor in name order, ignored ones included.
+    ///
+    /// Reads the whole checkpoint; `progress` hears how many tensor bytes are done.
+    pub fn full_digest(&self, mut progress: impl FnMut(u64)) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.digest().as_bytes());
+        let mut done = 0;
+        for tensor in &self.tensors.list {
+            for part in tensor.bytes.chunks(DIGEST_PART) {
+                hasher.update(part);
+                done += part.len() as u64;
+                progress(done);
+            }
         }
         hasher.finalize().to_hex().to_string()
     }

@@ -42,6 +42,15 @@ pub enum MatrixData {
         /// `ceil(cols / 128)`.
         scale_cols: usize,
     },
+    /// E4M3 codes, `rows * cols` bytes, with one scale per output row, applied to the finished dot product.
+    ///
+    /// Scales are finite and above zero. Codes are not checked for NaN (0x7F, 0xFF).
+    Fp8Row {
+        /// One byte an element.
+        codes: Bytes,
+        /// `[rows]`.
+        scales: Vec<f32>,
+    },
     /// E2M1 codes in groups of 16 columns: `w = e2m1(code) * e4m3(scale) * weight_scale_2`.
     ///
     /// Scale codes are checked: neither NaN nor negative. `weight_scale_2` and `input_scale` are finite and above zero, and
@@ -59,12 +68,13 @@ pub enum MatrixData {
 }
 
 impl Matrix {
-    /// Short name of the format: `f32`, `bf16`, `fp8-block` or `nvfp4`.
+    /// Short name of the format: `f32`, `bf16`, `fp8-block`, `fp8-row` or `nvfp4`.
     pub fn format(&self) -> &'static str {
         match self.data {
             MatrixData::F32(_) => "f32",
             MatrixData::Bf16(_) => "bf16",
             MatrixData::Fp8Block { .. } => "fp8-block",
+            MatrixData::Fp8Row { .. } => "fp8-row",
             MatrixData::Nvfp4 { .. } => "nvfp4",
         }
     }

@@ -128,13 +128,13 @@ impl Layout {
 /// Something with positions to write to.
 pub trait Target {
     /// Sets the length; new bytes read as zeros and cost nothing until they are written.
-    fn resize(&mut self, len: u64) -> io::Result<()>;
+    fn set_size(&mut self, len: u64) -> io::Result<()>;
     /// Writes `bytes` at an offset inside the length.
     fn put(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
 impl Target for File {
-    fn resize(&mut self, len: u64) -> io::Result<()> {
+    fn set_size(&mut self, len: u64) -> io::Result<()> {
         self.set_len(len)
     }
 
@@ -145,7 +145,7 @@ impl Target for File {
 }
 
 impl Target for Vec<u8> {
-    fn resize(&mut self, len: u64) -> io::Result<()> {
+    fn set_size(&mut self, len: u64) -> io::Result<()> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // A fresh zeroed allocation has no touched pages; growing an old one would.
         let mut fresh = vec![0; len];
@@ -175,7 +175,7 @@ pub struct Writer<T> {
 impl<T: Target> Writer<T> {
     /// Sets the length of `target` and writes the header; `file` names the file in errors.
     pub fn new(file: &str, mut target: T, layout: Layout) -> Result<Self> {
-        let start = target.resize(layout.len).and_then(|()| target.put(0, &layout.header));
+        let start = target.set_size(layout.len).and_then(|()| target.put(0, &layout.header));
         start.map_err(|e| Error::io(format!("writing {file}"), e))?;
         Ok(Self { file: file.to_owned(), target, done: vec![0; layout.slots.len()], layout })
     }

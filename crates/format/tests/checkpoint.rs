@@ -19,7 +19,9 @@ use serde_json::json;
 fn bytes(matrix: &Matrix) -> &[u8] {
     match &matrix.data {
         MatrixData::F32(b) | MatrixData::Bf16(b) => b,
-        MatrixData::Fp8Block { codes, .. } | MatrixData::Nvfp4 { codes, .. } => codes,
+        MatrixData::Fp8Block { codes, .. }
+        | MatrixData::Fp8Row { codes, .. }
+        | MatrixData::Nvfp4 { codes, .. } => codes,
     }
 }
 
@@ -31,6 +33,10 @@ fn check_matrix(m: &Matrix, rows: usize, cols: usize) {
         MatrixData::Fp8Block { scales, scale_rows, scale_cols, .. } => {
             assert_eq!((*scale_rows, *scale_cols), (rows.div_ceil(128), cols.div_ceil(128)));
             assert_eq!(scales.len(), scale_rows * scale_cols);
+            8
+        }
+        MatrixData::Fp8Row { scales, .. } => {
+            assert_eq!(scales.len(), rows);
             8
         }
         MatrixData::Nvfp4 { scales, weight_scale_2, .. } => {

@@ -48,6 +48,8 @@ pub enum FaultKind {
     /// Router logits or the input of an expert, in this layer (counting the draft head's as one past the
     /// last).
     Experts(usize),
+    /// A score of the block selection in this layer.
+    Selection(usize),
     /// The logits.
     Logits,
 }
@@ -56,6 +58,9 @@ impl std::fmt::Display for FaultKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Experts(layer) => write!(f, "a value that is not finite reached the experts of layer {layer}"),
+            Self::Selection(layer) => {
+                write!(f, "a value that is not finite reached the block selection of layer {layer}")
+            }
             Self::Logits => write!(f, "a logit is not finite"),
         }
     }
@@ -100,22 +105,21 @@ impl Model {
         let Self { weights, exec, streams, fault, .. } = self;
         for (index, weights) in weights.layers.iter().enumerate() {
             let unfused = fault.is_some_and(|f| f.layer == index && rows.len() >= f.rows);
-            let mut call =
-                Rows { exec, index, positions: &positions, segments: &mut segments, streams, trace, unfused };
+            let (positions, segments, faults) = (&positions, &mut segments, &mut faults);
+            let mut call = Rows { exec, index, positions, segments, streams, trace, faults, unfused };
             if let Some(ple) = &weights.ple
                 && let Some((number, emb)) = ples.next()
             {
                 call.ple(&ple.dense, number, emb, &mut x);
             }
             call.mixer(weights, &mut x);
-            for row in call.experts(&weights.mlp_hc, &weights.moe, &mut x) {
-                faults[row] = faults[row].or(Some(FaultKind::Experts(index)));
-            }
+            call.experts(&weights.mlp_hc, &weights.moe, &mut x);
             trace.floats(Some(index), "out", &x);
         }
         let logits = self.head(rows, &x, &mut faults, trace);
         self.commit_segments(rows, segments, &x, &faults);
         self.last_wide = x;
+        self.last_rows = rows.iter().map(|r| (r.slot, r.position)).collect();
         let faults = faults.iter().enumerate().filter_map(|(row, f)| f.map(|kind| Fault { row, kind }));
         Ok(Forward { logits, faults: faults.collect() })
     }

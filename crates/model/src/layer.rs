@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use castiron_exec::{Exec, Gdn, Hyper, Matrix, Moe, Ple, Qsa, Selection};
 
+use crate::forward::{FaultKind, Segment};
 use crate::Trace;
-use crate::forward::Segment;
 use crate::load::{Layer, Mixer};
 use crate::state::{Cache, LayerState, Stream};
 
@@ -29,6 +29,8 @@ pub(crate) struct Rows<'a> {
     pub(crate) segments: &'a mut [Segment],
     pub(crate) streams: &'a mut [Option<Stream>],
     pub(crate) trace: &'a mut dyn Trace,
+    /// For each row of the call, where it first was not a number.
+    pub(crate) faults: &'a mut [Option<FaultKind>],
     /// Whether the write after the experts is wrong on purpose ([`crate::options::PlantedFault`]).
     pub(crate) unfused: bool,
 }
@@ -68,8 +70,8 @@ impl Rows<'_> {
         self.exec.hyper_write(x, &y, &gates, w.attn_hc.streams);
     }
 
-    /// The expert block between its residual read and write; gives the rows that failed.
-    pub(crate) fn experts(&mut self, hc: &Hyper, moe: &Moe, x: &mut [f32]) -> Vec<usize> {
+    /// The expert block between its residual read and write.
+    pub(crate) fn experts(&mut self, hc: &Hyper, moe: &Moe, x: &mut [f32]) {
         let (h, gates) = self.exec.hyper_read(hc, x);
         self.trace.floats(Some(self.index), "mlp_hc.mixed", &h);
         let out = self.exec.moe(moe, &h);
@@ -84,7 +86,9 @@ impl Rows<'_> {
             self.trace.ids(layer, "moe.experts", &out.picks.iter().map(|&e| e as u64).collect::<Vec<_>>());
             self.trace.floats(layer, "moe.out", &out.y);
         }
-        out.faults
+        for row in out.faults {
+            self.faults[row].get_or_insert(FaultKind::Experts(self.index));
+        }
     }
 
     fn gdn(&mut self, w: &Gdn, h: &[f32]) -> Vec<f32> {
@@ -124,7 +128,9 @@ impl Rows<'_> {
             let LayerState::Qsa(cache) = &mut stream.state.layers[self.index] else { continue };
             cache.append(self.exec, w, &rows, s.rows.clone());
             let at = (self.index, s.rows.clone());
-            attend(self.exec, w, cache, &rows, at, self.positions, &mut attention, self.trace);
+            for row in attend(self.exec, w, cache, &rows, at, self.positions, &mut attention, self.trace) {
+                self.faults[row].get_or_insert(FaultKind::Selection(self.index));
+            }
         }
         let y = self.exec.qsa_finish(w, attention, &rows.gate);
         self.trace.floats(Some(self.index), "attn.out", &y);
@@ -142,7 +148,8 @@ fn write_unfused(x: &mut [f32], y: &[f32], gates: &[f32], streams: usize) {
     }
 }
 
-/// Selects and attends in layer `layer` for rows `range`, whose own keys are already in `cache`.
+/// Selects and attends in layer `layer` for rows `range`, whose own keys are already in `cache`. Gives the rows
+/// whose selection met a score that is not finite.
 #[allow(clippy::too_many_arguments, reason = "the operands of one kernel")]
 pub(crate) fn attend(
     exec: &Exec,
@@ -153,7 +160,7 @@ pub(crate) fn attend(
     positions: &[u32],
     attention: &mut [f32],
     trace: &mut dyn Trace,
-) {
+) -> Vec<usize> {
     let s = &w.shape;
     let (width, index_width) = (s.heads * s.head_dim, s.index_heads * s.index_dim);
     // Scores are needed only past the budget; then every row of the segment reads the same pooled keys.
@@ -168,8 +175,9 @@ pub(crate) fn attend(
             trace.ids(Some(layer), "qsa.tokens", &selection.tokens.iter().map(|&t| t as u64).collect::<Vec<_>>());
         }
     }
-    exec.each_row(&mut attention[range.start * width..range.end * width], width, |exec, r, out| {
-        let q = &rows.q[(range.start + r) * width..][..width];
+    let start = range.start;
+    exec.each_row(&mut attention[start * width..range.end * width], width, |exec, r, out| {
+        let q = &rows.q[(start + r) * width..][..width];
         let tokens = &selections[r].tokens;
         for kv_head in 0..s.kv_heads {
             let size = tokens.len() * s.head_dim;
@@ -181,4 +189,5 @@ pub(crate) fn attend(
             exec.qsa_attend(s, q, kv_head, &Matrix::from_floats(s.head_dim, keys), &values, out);
         }
     });
+    selections.iter().zip(range).filter(|(s, _)| !s.finite).map(|(_, r)| r).collect()
 }

@@ -23,7 +23,7 @@ mod plan;
 mod state;
 mod trace;
 
-pub use castiron_exec::{Activations, ExpertActivations, Level};
+pub use castiron_exec::{Activations, ExpertActivations, Kind, Level, Profile, Total, clock};
 pub use error::Error;
 pub use forward::{Fault, FaultKind, Forward, Row};
 pub use load::Model;

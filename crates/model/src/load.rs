@@ -11,7 +11,7 @@ use castiron_format::{self as format, Activation, Checkpoint, Config, MatrixData
 
 use crate::state::Stream;
 use crate::options::PlantedFault;
-use crate::{Error, Options};
+use crate::{Error, Options, Slot};
 
 /// A model opened for inference.
 pub struct Model {
@@ -26,8 +26,12 @@ pub struct Model {
     pub(crate) fault: Option<PlantedFault>,
     /// Wide residuals of the rows of the last forward, `[rows, W]`.
     pub(crate) last_wide: Vec<f32>,
+    /// Slot and position of those rows.
+    pub(crate) last_rows: Vec<(Slot, u32)>,
     /// Wide residuals of the rows of the last draft, `[rows, W]`.
     pub(crate) last_draft: Vec<f32>,
+    /// Slot and position of those rows.
+    pub(crate) last_drafted: Vec<(Slot, u32)>,
 }
 
 pub(crate) struct Weights {
@@ -103,7 +107,9 @@ impl Model {
             fault: options.fault,
             config,
             last_wide: Vec::new(),
+            last_rows: Vec::new(),
             last_draft: Vec::new(),
+            last_drafted: Vec::new(),
         })
     }
 
@@ -130,6 +136,26 @@ impl Model {
     /// Whether there is a draft head.
     pub fn has_draft(&self) -> bool {
         self.weights.mtp.is_some()
+    }
+
+    /// Starts to measure operations by kind, for the benchmark harness.
+    pub fn measure(&mut self) -> Arc<castiron_exec::Profile> {
+        self.exec.measure()
+    }
+
+    /// Ceilings of the threads in use: bytes a second of plain reads, operations a second of fused multiply-adds.
+    pub fn peaks(&self, repetitions: usize) -> (f64, f64) {
+        self.exec.peaks(repetitions)
+    }
+
+    /// Threads of the kernels.
+    pub fn threads(&self) -> usize {
+        self.exec.threads()
+    }
+
+    /// The instruction set in force.
+    pub fn level(&self) -> castiron_exec::Level {
+        self.exec.level()
     }
 
     /// Counters of the n-gram table stores, one for each n-gram layer.

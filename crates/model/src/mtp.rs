@@ -1,7 +1,7 @@
 //! The draft head: one more layer over its own cache, fed with a token and a wide residual.
 
 use crate::forward::{Fault, FaultKind};
-use crate::layer;
+use crate::layer::{self, Rows};
 use crate::load::Model;
 use crate::{Error, NoTrace, Slot};
 
@@ -55,7 +55,7 @@ impl Model {
         let (h, gates) = exec.hyper_read(&w.attn_hc, &x);
         let projected = exec.qsa_project(&w.qsa, &h, &positions);
         let mut attention = vec![0.0; projected.q.len()];
-        let mut start = 0;
+        let (layers, mut faults, mut start) = (weights.layers.len(), vec![None; rows.len()], 0);
         for rows in rows.chunk_by(|a, b| a.slot == b.slot) {
             let range = start..start + rows.len();
             start = range.end;
@@ -63,24 +63,19 @@ impl Model {
             let Some(cache) = stream.and_then(|s| s.state.mtp.as_mut()) else { continue };
             cache.truncate(rows[0].position as usize, w.qsa.shape.ratio);
             cache.append(exec, &w.qsa, &projected, range.clone());
-            let at = (weights.layers.len(), range);
-            layer::attend(exec, &w.qsa, cache, &projected, at, &positions, &mut attention, &mut NoTrace);
+            let at = (layers, range);
+            let attention = &mut attention;
+            for row in layer::attend(exec, &w.qsa, cache, &projected, at, &positions, attention, &mut NoTrace) {
+                faults[row] = Some(FaultKind::Selection(layers));
+            }
         }
         let y = exec.qsa_finish(&w.qsa, attention, &projected.gate);
         exec.hyper_write(&mut x, &y, &gates, config.hc_count);
-        let layers = weights.layers.len();
-        let mut call = layer::Rows {
-            exec,
-            index: layers,
-            positions: &positions,
-            segments: &mut [],
-            streams,
-            trace: &mut NoTrace,
-            unfused: false,
-        };
-        let failed = call.experts(&w.mlp_hc, &w.moe, &mut x);
-        let mut faults: Vec<Fault> =
-            failed.into_iter().map(|row| Fault { row, kind: FaultKind::Experts(layers) }).collect();
+        let (index, segments, trace) = (layers, &mut [], &mut NoTrace);
+        let (positions, faults_of) = (&positions, &mut faults);
+        let mut call =
+            Rows { exec, index, positions, segments, streams, trace, faults: faults_of, unfused: false };
+        call.experts(&w.mlp_hc, &w.moe, &mut x);
 
         let wide = config.wide();
         let wanted: Vec<usize> = (0..rows.len()).filter(|&r| rows[r].logits).collect();
@@ -88,13 +83,14 @@ impl Model {
         let (h, _) = exec.hyper_read(&w.mixer, &chosen);
         let logits = exec.product(&weights.lm_head, &h);
         for (&row, logits) in wanted.iter().zip(logits.chunks_exact(config.vocab_size)) {
-            if logits.iter().any(|l| !l.is_finite()) && !faults.iter().any(|f| f.row == row) {
-                faults.push(Fault { row, kind: FaultKind::Logits });
+            if logits.iter().any(|l| !l.is_finite()) {
+                faults[row].get_or_insert(FaultKind::Logits);
             }
         }
-        faults.sort_by_key(|f| f.row);
         self.last_draft = x;
-        Ok(Draft { logits, faults })
+        self.last_drafted = rows.iter().map(|r| (r.slot, r.position)).collect();
+        let faults = faults.iter().enumerate().filter_map(|(row, f)| f.map(|kind| Fault { row, kind }));
+        Ok(Draft { logits, faults: faults.collect() })
     }
 
     /// Tokens of the stream that the draft cache covers.
@@ -131,12 +127,7 @@ impl Model {
         let wide = self.config.wide();
         let mut residuals = Vec::with_capacity(rows.len() * wide);
         for row in rows {
-            let found = match row.wide {
-                Wide::Row(r) => self.last_wide.get(r * wide..(r + 1) * wide),
-                Wide::Draft(r) => self.last_draft.get(r * wide..(r + 1) * wide),
-                Wide::Kept => Some(self.stream(row.slot)?.state.wide.as_slice()).filter(|w| !w.is_empty()),
-            };
-            residuals.extend_from_slice(found.ok_or(Error::Draft("a draft row names a residual that is not there"))?);
+            residuals.extend_from_slice(self.residual(row)?);
         }
         let exec = &self.exec;
         let embedded = layer::embed(&self.weights.embed, rows.iter().map(|r| r.token), 1);
@@ -154,6 +145,28 @@ impl Model {
             }
         }
         Ok(x)
+    }
+
+    /// The wide residual a row names; it must belong to the row's stream and stand at the row's position (a
+    /// drafted one: just before it).
+    fn residual(&self, row: &DraftRow) -> Result<&[f32], Error> {
+        let wide = self.config.wide();
+        let made = |rows: &[(Slot, u32)], r: usize, at: Option<u32>| {
+            rows.get(r).is_some_and(|&(slot, position)| slot == row.slot && Some(position) == at)
+        };
+        let found = match row.wide {
+            Wide::Row(r) if made(&self.last_rows, r, Some(row.position)) => self.last_wide.get(r * wide..(r + 1) * wide),
+            Wide::Draft(r) if made(&self.last_drafted, r, row.position.checked_sub(1)) => {
+                self.last_draft.get(r * wide..(r + 1) * wide)
+            }
+            Wide::Kept => {
+                let stream = self.stream(row.slot)?;
+                let last = stream.state.length.checked_sub(1) == Some(row.position) && stream.window.is_none();
+                last.then_some(stream.state.wide.as_slice())
+            }
+            Wide::Row(_) | Wide::Draft(_) => None,
+        };
+        found.ok_or(Error::Draft("a draft row names a residual that is not its own stream's at its own position"))
     }
 
     fn check_draft(&self, rows: &[DraftRow]) -> Result<(), Error> {

@@ -263,6 +263,14 @@ impl Model {
         Ok(self.stream(slot)?.state.length)
     }
 
+    /// Whether a row of the stream was not a number, so that it takes no more rows.
+    ///
+    /// # Errors
+    /// The slot is not in use.
+    pub fn is_faulty(&self, slot: Slot) -> Result<bool, Error> {
+        Ok(self.stream(slot)?.fault.is_some())
+    }
+
     /// Everything the stream is now.
     ///
     /// # Errors
@@ -283,7 +291,8 @@ impl Model {
     /// # Errors
     /// The slot is not in use, or the snapshot is another model's.
     pub fn restore(&mut self, slot: Slot, snapshot: &Snapshot) -> Result<(), Error> {
-        if snapshot.identity != self.identity {
+        // The same opened model: weights of equal shapes can differ without showing in a name.
+        if !Arc::ptr_eq(&snapshot.identity, &self.identity) {
             return Err(Error::Snapshot);
         }
         let stream = self.stream_mut(slot)?;

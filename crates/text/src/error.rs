@@ -152,6 +152,8 @@ pub enum TemplateLimit {
     Output,
     /// Items of one `range`.
     Range,
+    /// Size of one list, dict or namespace.
+    Value,
     /// Bytes of template source.
     Source,
 }
@@ -162,6 +164,7 @@ impl fmt::Display for TemplateLimit {
             TemplateLimit::Fuel => "it used up its work budget",
             TemplateLimit::Recursion => "it nests too deeply",
             TemplateLimit::Output => "its output is too large",
+            TemplateLimit::Value => "a value is too large",
             TemplateLimit::Range => "a range is too long",
             TemplateLimit::Source => "its source is too large",
         })

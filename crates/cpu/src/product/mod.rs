@@ -27,6 +27,7 @@ pub fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &mut [f32]) 
     if level.is_law() {
         product_law(w, x, y);
     } else {
+        let pool = pool.for_work(rows * w.rows() * w.cols());
         let columns = Columns::new(y, w.rows());
         if rows == 1 && stream::can(level, w) {
             stream::product(level, pool, w, x, &columns);

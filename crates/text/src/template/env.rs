@@ -4,10 +4,13 @@ use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::functions;
+use minijinja::value::{Kwargs, Serde, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
-use super::{Limits, MAX_SOURCE, MAX_TAG, TOO_DEEP, clock, json};
+use super::guard::Guard;
+use super::rewrite::{self, GUARD, Refusal, STORE};
+use super::{Limits, MAX_SOURCE, MAX_TAG, TOO_DEEP, VALUE_TOO_LARGE, clock, json};
 use crate::{Error, TemplateLimit};
 
 /// Address space, not memory: pages are taken when touched.
@@ -96,12 +99,14 @@ pub(super) fn compile(
 ) -> Result<Environment<'static>, Error> {
     let mut env = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_syntax(syntax.map_err(|e| translate("", &e))?);
+    let syntax = syntax.map_err(|e| translate("", &e))?;
+    env.set_syntax(syntax.clone());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.set_recursion_limit(recursion);
     env.set_debug(false);
+    // `debug` prints the whole state, which nothing bounds; `transformers` has no such function.
+    env.remove_function("debug");
     env.add_filter("tojson", json::tojson);
     env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
         let message = message.to_string();
@@ -109,9 +114,45 @@ pub(super) fn compile(
     });
     for (name, source) in sources {
         let source = without_generation(&source);
+        let source = rewrite::guarded(&name, &source, &syntax).map_err(|e| refusal(&name, e))?;
         env.add_template_owned(name.clone(), source).map_err(|e| translate(&name, &e))?;
     }
     Ok(env)
+}
+
+/// A template that was not rewritten.
+fn refusal(name: &str, refusal: Refusal) -> Error {
+    let template = name.to_string();
+    match refusal {
+        Refusal::Syntax(error) => translate(name, &error),
+        Refusal::Unguarded(line) => {
+            let detail = "an expression nests too deeply or cannot be checked; write it in several steps".into();
+            Error::TemplateLimit { template, line, limit: TemplateLimit::Recursion, detail }
+        }
+        Refusal::Reserved(word) => {
+            Error::TemplateSyntax { template, line: 0, detail: format!("{word} is a reserved name") }
+        }
+    }
+}
+
+/// The filters, functions and methods through which every growing value passes.
+fn add_guard(env: &mut Environment<'static>, guard: &Guard) {
+    let g = guard.clone();
+    env.add_filter(GUARD, move |value: &Value| g.admit(value));
+    let g = guard.clone();
+    env.add_filter(STORE, move |value: &Value, namespace: &Value, name: &str| {
+        g.store(value, namespace, name)
+    });
+    let g = guard.clone();
+    env.add_function("namespace", move |values: Option<ValueOrKwargs>| g.made(functions::namespace(values)?));
+    let g = guard.clone();
+    env.add_function("dict", move |values: Option<Value>, more: Kwargs| {
+        g.made(functions::dict(values, more)?)
+    });
+    let g = guard.clone();
+    env.set_unknown_method_callback(move |state, value, method, args| {
+        g.admit(&minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)?)
+    });
 }
 
 /// Replaces `{% generation %}` and `{% endgeneration %}`, which mark the assistant's tokens for training, by a
@@ -147,6 +188,7 @@ pub(super) fn render(
     let mut env = env.clone();
     // A byte of input is worth 16 bytes of copying; a small value a few instructions.
     env.set_fuel(Some(limits.fuel.saturating_add(input as u64 / 4)));
+    add_guard(&mut env, &Guard::new(input));
     env.add_function("strftime_now", move |format: &str| {
         let now = now.unwrap_or_else(system_clock);
         clock::strftime(now, format).map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, e))
@@ -230,6 +272,7 @@ fn limit_of(error: &minijinja::Error) -> Option<TemplateLimit> {
         (ErrorKind::OutOfFuel, _) => Some(TemplateLimit::Fuel),
         (ErrorKind::WriteFailure, _) => Some(TemplateLimit::Output),
         (_, Some(TOO_DEEP)) => Some(TemplateLimit::Recursion),
+        (_, Some(VALUE_TOO_LARGE)) => Some(TemplateLimit::Value),
         (_, Some("range has too many elements")) => Some(TemplateLimit::Range),
         _ => None,
     }

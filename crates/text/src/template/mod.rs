@@ -13,15 +13,18 @@
 //! # What is not
 //!
 //! Templates come with downloads, so a render is bounded: a budget of work (instructions and bytes created), of
-//! nesting, of source and of output, each a [`crate::TemplateLimit`] error. Templates cannot include files. Compiling
-//! and rendering run on a thread of their own whose stack outlasts what the budget can nest; a panic there would be
-//! an error here. One hole is known: the engine (minijinja 3.1) joins lists lazily and does not charge for it, so a
-//! template that doubles a list with `x + x` more than thirty times is not stopped. `strftime_now` has no time zone database: see [`RenderOptions::now`].
+//! nesting, of source, of output and of every value it makes, each a [`crate::TemplateLimit`] error. Templates cannot
+//! include files. Compiling and rendering run on a thread of their own whose stack outlasts what the budget can nest; a
+//! panic there would be an error here. A namespace cannot be put inside a list, a dict or another namespace, which
+//! makes cyclic values impossible, and there is no `debug` function. `strftime_now` has no time zone database: see
+//! [`RenderOptions::now`].
 
 mod clock;
 mod env;
+mod guard;
 mod json;
 mod message;
+mod rewrite;
 
 use std::collections::BTreeMap;
 
@@ -38,6 +41,8 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// The detail of our own nesting errors.
 const TOO_DEEP: &str = "recursion limit exceeded";
+/// The detail of our own size errors.
+const VALUE_TOO_LARGE: &str = "a list, dict or namespace is too large";
 /// Largest source: the shipped template has 9 KB.
 const MAX_SOURCE: usize = 64 << 10;
 /// Most code in one tag, string literals not counted: the compiler is quadratic in an operator chain.

@@ -50,8 +50,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// The tokenizer and a fresh session of the checkpoint.
 fn open(options: &Options) -> Result<(Tokenizer, Session)> {
     let checkpoint = Checkpoint::open(Source::Dir(options.checkpoint.clone()))?;
-    let json = checkpoint.file("tokenizer.json").ok_or_else(|| anyhow!("no tokenizer.json in the checkpoint"))?;
-    let tokenizer = Tokenizer::from_files(&json, checkpoint.file("tokenizer_config.json").as_deref())?;
+    let json =
+        checkpoint.file("tokenizer.json")?.ok_or_else(|| anyhow!("no tokenizer.json in the checkpoint"))?;
+    let tokenizer = Tokenizer::from_files(&json, checkpoint.file("tokenizer_config.json")?.as_deref())?;
     let model_options = ModelOptions {
         activations: if options.f32 { Activations::F32 } else { Activations::Bf16 },
         experts: options.experts.as_deref().map(|e| match e {

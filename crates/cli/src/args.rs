@@ -22,6 +22,7 @@ pub struct Args {
 #[derive(Subcommand)]
 pub enum Command {
     /// Continue a prompt and print the reply as it is written.
+    #[command(override_usage = "castiron run [OPTIONS] [MODEL] <PROMPT>")]
     Run(Run),
     /// Talk: each turn reads only what is new; commands begin with a slash.
     Chat(crate::chat::Chat),
@@ -51,7 +52,7 @@ pub struct Run {
     /// A checkpoint directory, then the prompt; with one argument, the prompt for the built-in tiny model. A
     /// prompt of `-` is read from standard input.
     #[arg(required = true, num_args = 1..=2, value_names = ["MODEL", "PROMPT"])]
-    pub words: Vec<String>,
+    pub words: Vec<std::ffi::OsString>,
     /// Give the prompt to the model as it stands. Default when the checkpoint has no chat template.
     #[arg(long, conflicts_with_all = ["chat", "system", "thinking", "reasoning_effort"])]
     pub raw: bool,
@@ -229,7 +230,8 @@ pub enum Cpu {
 }
 
 fn bias(text: &str) -> Result<(u32, f32), String> {
-    let parsed = text.split_once('=').and_then(|(id, x)| Some((id.trim().parse().ok()?, x.trim().parse().ok()?)));
+    let parsed =
+        text.split_once('=').and_then(|(id, x)| Some((id.trim().parse().ok()?, x.trim().parse().ok()?)));
     parsed.ok_or_else(|| format!("{text:?} is not ID=X, such as 42=-1.5"))
 }
 

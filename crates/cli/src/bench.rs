@@ -82,7 +82,11 @@ fn split(pass: &Pass, r: &Report) -> String {
     for kind in Kind::ALL {
         let t = pass.kind(kind);
         rest -= t.seconds;
-        text.push_str(&format!("  {:<15} {:5.1} % of the time", kind.name(), 100.0 * t.seconds / pass.seconds));
+        text.push_str(&format!(
+            "  {:<15} {:5.1} % of the time",
+            kind.name(),
+            100.0 * t.seconds / pass.seconds
+        ));
         if t.bytes > 0.0 && t.seconds > 0.0 {
             text.push_str(&format!(
                 "  {:6.1} GB/s ({:.0} %)  {:7.1} GFLOP/s ({:.0} %)",
@@ -94,7 +98,11 @@ fn split(pass: &Pass, r: &Report) -> String {
         }
         text.push('\n');
     }
-    text.push_str(&format!("  {:<15} {:5.1} % of the time\n", "everything else", 100.0 * rest / pass.seconds));
+    text.push_str(&format!(
+        "  {:<15} {:5.1} % of the time\n",
+        "everything else",
+        100.0 * rest / pass.seconds
+    ));
     text
 }
 

@@ -20,11 +20,8 @@ pub fn params(checkpoint: &Checkpoint, flags: &Sampling, vocab: usize) -> Result
         frequency_penalty: g.frequency_penalty,
         repetition_penalty: g.repetition_penalty,
     };
-    let mut p = if flags.greedy {
-        Params::greedy(vocab)
-    } else {
-        defaults.params(vocab).map_err(Failure::input)?
-    };
+    let mut p =
+        if flags.greedy { Params::greedy(vocab) } else { defaults.params(vocab).map_err(Failure::input)? };
     let set = |to: &mut f32, flag: Option<f32>| *to = flag.unwrap_or(*to);
     set(&mut p.temperature, flags.temperature);
     set(&mut p.top_p, flags.top_p);

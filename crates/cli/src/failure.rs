@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output;
+
 /// A failed command.
 #[derive(Debug)]
 pub struct Failure {
@@ -28,9 +30,9 @@ impl Failure {
         }
         let code = if self.input { 2 } else { 1 };
         if json {
-            eprintln!("{}", serde_json::json!({ "error": self.chain(), "exit_code": code }));
+            output::remark(&serde_json::json!({ "error": self.chain(), "exit_code": code }).to_string());
         } else {
-            eprintln!("castiron: {}", self.chain());
+            output::remark(&format!("castiron: {}", self.chain()));
         }
         ExitCode::from(code)
     }
@@ -72,7 +74,9 @@ impl From<castiron_model::Error> for Failure {
     fn from(e: castiron_model::Error) -> Self {
         use castiron_model::Error as E;
         match e {
-            E::Format(_) | E::Options(_) | E::Weight(_) | E::Token { .. } | E::Context { .. } => Self::input(e),
+            E::Format(_) | E::Options(_) | E::Weight(_) | E::Token { .. } | E::Context { .. } => {
+                Self::input(e)
+            }
             e => Self::job(e),
         }
     }

@@ -57,7 +57,13 @@ fn table(inventory: &Inventory) -> String {
     for c in &inventory.components {
         let formats: Vec<String> =
             c.formats.iter().map(|f| format!("{} {}", f.format, size(f.bytes))).collect();
-        text.push_str(&format!("{:<22} {:>8} {:>12}  {}\n", c.name, c.tensors, size(c.bytes), formats.join(", ")));
+        text.push_str(&format!(
+            "{:<22} {:>8} {:>12}  {}\n",
+            c.name,
+            c.tensors,
+            size(c.bytes),
+            formats.join(", ")
+        ));
     }
     text.push_str(&format!("{:<22} {:>8} {:>12}\n", "all", inventory.tensors, size(inventory.bytes)));
     text

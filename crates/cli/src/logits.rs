@@ -14,6 +14,7 @@ use crate::{ids, open};
 
 /// Runs the command.
 pub fn logits(args: &Logits, json: bool) -> Result<(), Failure> {
+    keep_inputs(args)?;
     let ids = ids::read(&args.ids).map_err(Failure::input)?;
     let checkpoint = open::checkpoint(Some(&args.model))?;
     let model = open::model(&checkpoint, &args.numerics)?;
@@ -22,7 +23,8 @@ pub fn logits(args: &Logits, json: bool) -> Result<(), Failure> {
     let numerics = model.numerics();
     let mut session = Session::new(model)?;
     let spec = TensorSpec::new("logits", Dtype::F32, [ids.len(), vocab]);
-    let layout = Layout::new(&args.out.display().to_string(), &[spec], &BTreeMap::new()).map_err(Failure::input)?;
+    let layout =
+        Layout::new(&args.out.display().to_string(), &[spec], &BTreeMap::new()).map_err(Failure::input)?;
     let mut file = WholeFile::create(&args.out)?;
     file.write(layout.header())?;
     let mut hash = blake3::Hasher::new();
@@ -49,4 +51,18 @@ pub fn logits(args: &Logits, json: bool) -> Result<(), Failure> {
     } else {
         output::line(&format!("{} rows of {vocab} logits in {}; hash {hash}", ids.len(), args.out.display()))
     }
+}
+
+/// Refuses an output that would replace the ids or a file of the checkpoint.
+fn keep_inputs(args: &Logits) -> Result<(), Failure> {
+    let Ok(out) = std::fs::canonicalize(&args.out) else { return Ok(()) };
+    let is =
+        |input: &std::path::Path, of: &std::path::Path| std::fs::canonicalize(input).is_ok_and(|i| i == of);
+    if is(&args.ids, &out) || out.parent().is_some_and(|folder| is(&args.model, folder)) {
+        return Err(Failure::input(anyhow::anyhow!(
+            "--out {} would replace an input; name another file",
+            args.out.display()
+        )));
+    }
+    Ok(())
 }

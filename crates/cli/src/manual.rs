@@ -50,9 +50,9 @@ pub fn man(args: &Man) -> Result<(), Failure> {
     }
     let command = match &args.command {
         None => &program,
-        Some(name) => program
-            .find_subcommand(name)
-            .ok_or_else(|| Failure::input(anyhow!("there is no command {name}; castiron --help lists them")))?,
+        Some(name) => program.find_subcommand(name).ok_or_else(|| {
+            Failure::input(anyhow!("there is no command {name}; castiron --help lists them"))
+        })?,
     };
     output::say(&mut std::io::stdout().lock(), &String::from_utf8_lossy(&page(command)?))
 }

@@ -8,7 +8,7 @@ use castiron_model::{Activations, ExpertActivations, Level, Model, Options};
 use crate::args::{self, Numerics};
 use crate::failure::Failure;
 use crate::progress::Working;
-use crate::tiny;
+use crate::{output, tiny};
 
 /// Opens the checkpoint at `path`, or the one inside the program. Remarks go to standard error.
 pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, Failure> {
@@ -24,7 +24,7 @@ pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, Failure> {
     };
     let checkpoint = Checkpoint::open(source).map_err(Failure::input)?;
     for note in checkpoint.notes() {
-        eprintln!("note: {note}");
+        output::remark(&format!("note: {note}"));
     }
     Ok(checkpoint)
 }

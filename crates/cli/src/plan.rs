@@ -120,9 +120,7 @@ fn as_text(plan: &Planned, advice: &[String], memory: u64) -> String {
 }
 
 fn as_json(plan: &Planned, advice: &[String], memory: u64, digest: &str) -> serde_json::Value {
-    let line = |l: &castiron_model::PlanLine| {
-        serde_json::json!({ "name": l.name, "use": l.usage.name(), "bytes": l.bytes, "note": l.note })
-    };
+    let line = |l: &castiron_model::PlanLine| serde_json::json!({ "name": l.name, "use": l.usage.name(), "bytes": l.bytes, "note": l.note });
     let r = &plan.request;
     serde_json::json!({
         "checkpoint": digest,

@@ -44,7 +44,8 @@ pub struct Reading(ProgressBar);
 impl Reading {
     /// A bar for `tokens` tokens.
     pub fn new(tokens: usize) -> Self {
-        let target = if tokens < LONG_PROMPT { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let target =
+            if tokens < LONG_PROMPT { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(tokens as u64), target);
         let template = "reading the prompt {bar:30} {pos}/{len} tokens, {per_sec}, {eta} left";
         if let Ok(style) = ProgressStyle::with_template(template) {

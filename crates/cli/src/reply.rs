@@ -10,7 +10,8 @@ use castiron_engine::stop::FinishReason;
 use castiron_engine::verify::token_hash;
 use castiron_format::Checkpoint;
 use castiron_text::{
-    ChatTemplate, Detokenizer, Message, ReasoningSplit, RenderOptions, Specials, StopStrings, ThinkClose, Tokenizer,
+    ChatTemplate, Detokenizer, Message, ReasoningSplit, RenderOptions, Specials, StopStrings, ThinkClose,
+    Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -36,11 +37,14 @@ pub struct Prompt {
 impl Text {
     /// Reads the tokenizer and the chat template of a checkpoint.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, Failure> {
-        let json = checkpoint.file("tokenizer.json").ok_or_else(|| {
-            Failure::input(anyhow!("the checkpoint has no readable tokenizer.json; copy it from the model's repository"))
+        let file = |name: &str| checkpoint.file(name).map_err(Failure::input);
+        let json = file("tokenizer.json")?.ok_or_else(|| {
+            Failure::input(anyhow!(
+                "the checkpoint has no tokenizer.json; copy it from the model's repository"
+            ))
         })?;
-        let config = checkpoint.file("tokenizer_config.json");
-        let jinja = checkpoint.file("chat_template.jinja");
+        let config = file("tokenizer_config.json")?;
+        let jinja = file("chat_template.jinja")?;
         Ok(Self {
             tokenizer: Tokenizer::from_files(&json, config.as_deref()).map_err(Failure::input)?,
             template: ChatTemplate::from_files(jinja.as_deref(), config.as_deref()),
@@ -50,7 +54,7 @@ impl Text {
     /// Whether there is a chat template. One that does not compile counts: it is an error when it is used, not
     /// a reason to go on without it.
     pub fn has_template(&self) -> bool {
-        self.template.as_ref().map_or(true, |t| !t.names().is_empty())
+        !matches!(self.template, Err(castiron_text::Error::NoTemplate { .. }))
     }
 
     /// A prompt of plain text.
@@ -222,12 +226,14 @@ impl Written {
 struct Dim {
     terminal: bool,
     open: bool,
+    /// Whether the last thought ended a line.
+    line_ended: bool,
 }
 
 impl Dim {
     fn new() -> Self {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Self { terminal: stderr().is_terminal() && !plain, open: false }
+        Self { terminal: stderr().is_terminal() && !plain, open: false, line_ended: false }
     }
 
     fn thoughts(&mut self, text: &str) {
@@ -235,14 +241,15 @@ impl Dim {
             return;
         }
         let start = if self.terminal && !self.open { "\x1b[2m" } else { "" };
-        self.open = true;
+        (self.open, self.line_ended) = (true, text.ends_with('\n'));
         let _ = stderr().write_all(format!("{start}{text}").as_bytes());
     }
 
     /// Back to plain text, on a new line.
     fn end(&mut self) {
         if self.terminal && self.open {
-            let _ = stderr().write_all(b"\x1b[0m\n");
+            let end: &[u8] = if self.line_ended { b"\x1b[0m" } else { b"\x1b[0m\n" };
+            let _ = stderr().write_all(end);
         }
         self.open = false;
     }

@@ -18,10 +18,17 @@ use crate::{choices, open, output};
 /// Runs the command.
 pub fn run(args: &Run, json: bool) -> Result<(), Failure> {
     let (model_path, prompt) = match args.words.as_slice() {
-        [model, prompt] => (Some(Path::new(model)), prompt.as_str()),
-        [prompt] => (None, prompt.as_str()),
+        [model, prompt] => (Some(Path::new(model)), prompt),
+        [word] if Path::new(word).join("config.json").is_file() => {
+            return Err(Failure::input(anyhow!(
+                "{} is a checkpoint: give a prompt after it",
+                word.display()
+            )));
+        }
+        [prompt] => (None, prompt),
         _ => return Err(Failure::input(anyhow!("run takes a prompt, or a model and a prompt"))),
     };
+    let prompt = prompt.to_str().ok_or_else(|| Failure::input(anyhow!("the prompt is not UTF-8")))?;
     if args.logprobs.is_some() && !json {
         return Err(Failure::input(anyhow!("--logprobs is shown in JSON only: add --json")));
     }
@@ -34,7 +41,8 @@ pub fn run(args: &Run, json: bool) -> Result<(), Failure> {
     let vocab = (text.tokenizer.vocab_size() as usize).min(model.vocab());
     let mut sampler =
         Sampler::new(choices::params(&checkpoint, &flags.sampling, vocab)?).map_err(Failure::input)?;
-    let limits = Limits { max_tokens: flags.max_tokens, stop: choices::stop_ids(&checkpoint, flags.ignore_eos) };
+    let limits =
+        Limits { max_tokens: flags.max_tokens, stop: choices::stop_ids(&checkpoint, flags.ignore_eos) };
     let mut writer = Writer::new(&flags.stop, args.logprobs, &text.tokenizer, prompt.thinking, json)?;
 
     let mut session = Session::new(model)?;

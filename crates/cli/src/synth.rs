@@ -192,7 +192,7 @@ pub fn watched(job: impl FnOnce(&Run<'_>) -> Result<Report, Failure>) -> Result<
     let run = Run { progress: terminal.then_some(&show as &(dyn Fn(Progress) + Sync)), ..Run::default() };
     let result = job(&run);
     if terminal && shown.load(Ordering::Relaxed) > 0 {
-        eprintln!();
+        crate::output::remark("");
     }
     result
 }
@@ -200,7 +200,7 @@ pub fn watched(job: impl FnOnce(&Run<'_>) -> Result<Report, Failure>) -> Result<
 /// Prints what was made.
 pub fn tell(report: &Report, out: &std::path::Path, json: bool) -> Result<(), Failure> {
     for note in &report.notes {
-        eprintln!("note: {note}");
+        crate::output::remark(&format!("note: {note}"));
     }
     let place = out.display().to_string();
     if json {

@@ -80,7 +80,8 @@ pub fn verify(args: &Verify, json: bool) -> Result<ExitCode, Failure> {
     let working = Working::new("opening the model");
     let numerics = open(Level::detect(), 1)?.numerics();
     let job = job(args, &checkpoint)?;
-    let report = run(&job, &mut open, |i, all, variant| working.say(format!("{} of {all}: {variant}", i + 1)))?;
+    let report =
+        run(&job, &mut open, |i, all, variant| working.say(format!("{} of {all}: {variant}", i + 1)))?;
     working.say("hashing the checkpoint");
     let bytes = checkpoint.inventory().bytes;
     let full = args.full.then(|| {
@@ -230,6 +231,10 @@ fn describe(d: &Difference) -> String {
 fn threads(text: &str) -> Result<usize, String> {
     match text {
         "all" => Ok(0),
-        n => n.parse().ok().filter(|&n| n > 0).ok_or_else(|| format!("{n:?} is not a number of threads or `all`")),
+        n => n
+            .parse()
+            .ok()
+            .filter(|&n| n > 0)
+            .ok_or_else(|| format!("{n:?} is not a number of threads or `all`")),
     }
 }

@@ -34,16 +34,19 @@ fn count(reply: &Value, what: &str) -> u64 {
 /// The ids of a reply to `messages` of a model that has seen nothing else, and the length of the prompt.
 fn fresh(messages: &[Message], seed: u64) -> (Vec<u32>, u64) {
     let checkpoint = Checkpoint::open(Source::Dir(repo("assets/tiny"))).unwrap();
-    let config = checkpoint.file("tokenizer_config.json");
-    let tokenizer = Tokenizer::from_files(&checkpoint.file("tokenizer.json").unwrap(), config.as_deref()).unwrap();
-    let jinja = checkpoint.file("chat_template.jinja");
+    let config = checkpoint.file("tokenizer_config.json").unwrap();
+    let tokenizer =
+        Tokenizer::from_files(&checkpoint.file("tokenizer.json").unwrap().unwrap(), config.as_deref())
+            .unwrap();
+    let jinja = checkpoint.file("chat_template.jinja").unwrap();
     let template = ChatTemplate::from_files(jinja.as_deref(), config.as_deref()).unwrap();
     let options = RenderOptions { enable_thinking: Some(false), ..RenderOptions::chat() };
     let ids = tokenizer.encode(&template.render(messages, &options).unwrap(), Specials::Parse).unwrap();
     let mut session = Session::new(Model::open(&checkpoint, &Options::default()).unwrap()).unwrap();
     let _ = session.feed(&ids, |_| ControlFlow::Continue(())).unwrap();
     let neutral = Params::neutral(tokenizer.vocab_size() as usize);
-    let mut sampler = Sampler::new(Params { temperature: 1.0, top_k: 20, top_p: 0.95, seed, ..neutral }).unwrap();
+    let mut sampler =
+        Sampler::new(Params { temperature: 1.0, top_k: 20, top_p: 0.95, seed, ..neutral }).unwrap();
     let stop = StopIds::new(&checkpoint.generation().eos, &checkpoint.config().eos);
     let limits = Limits { max_tokens: 20, stop };
     let reply = session.generate(&mut sampler, &limits, |_| ControlFlow::Continue(())).unwrap();
@@ -67,7 +70,8 @@ fn asked(mut messages: Vec<Message>, text: &str) -> Vec<Message> {
 
 #[test]
 fn three_turns_an_undo_and_another_reply_equal_fresh_runs() {
-    let script = "Tell me a story.\nWho was there?\nAnd then?\n/undo\nAnd then?\n/regenerate\nWhy?\n/quit\nnot read\n";
+    let script =
+        "Tell me a story.\nWho was there?\nAnd then?\n/undo\nAnd then?\n/regenerate\nWhy?\n/quit\nnot read\n";
     let all = replies(&[], script);
     assert_eq!(all.len(), 6);
     let one = asked(Vec::new(), "Tell me a story.");
@@ -89,7 +93,8 @@ fn three_turns_an_undo_and_another_reply_equal_fresh_runs() {
     assert_eq!(ids(&all[2]), ids(&all[3]), "/undo and the same words");
     assert_ne!(ids(&all[3]), ids(&all[4]), "/regenerate takes another seed");
     let run: Value =
-        serde_json::from_str(&castiron(&[&["--json", "run", "Tell me a story."][..], &FLAGS].concat()).ok()).unwrap();
+        serde_json::from_str(&castiron(&[&["--json", "run", "Tell me a story."][..], &FLAGS].concat()).ok())
+            .unwrap();
     assert_eq!(ids(&run), ids(&all[0]));
 }
 
@@ -97,7 +102,8 @@ fn three_turns_an_undo_and_another_reply_equal_fresh_runs() {
 fn replies_are_plain_text_and_numbers_go_to_standard_error() {
     let script = "Tell me a story.\nWho was there?\n";
     let run = talk(&["--stats"], script);
-    let want: String = replies(&[], script).iter().map(|r| format!("{}\n", r["content"].as_str().unwrap())).collect();
+    let want: String =
+        replies(&[], script).iter().map(|r| format!("{}\n", r["content"].as_str().unwrap())).collect();
     assert_eq!(run.ok(), want, "no prompt sign without a terminal");
     let lines: Vec<&str> = run.err.lines().filter(|l| l.contains("cached")).collect();
     assert_eq!(lines.len(), 2, "{}", run.err);
@@ -108,12 +114,14 @@ fn replies_are_plain_text_and_numbers_go_to_standard_error() {
 fn a_conversation_is_reset_given_a_system_message_and_saved() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("talk.json");
-    let script = format!("Hello.\n/reset\n/system Be kind.\nTell me a story.\n/save {}\n/help\n", path.display());
+    let script =
+        format!("Hello.\n/reset\n/system Be kind.\nTell me a story.\n/save {}\n/help\n", path.display());
     let run = talk(&[], &script);
     run.ok();
     assert!(run.err.contains("/regenerate"), "/help: {}", run.err);
     let saved: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let roles: Vec<_> = saved["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<_> =
+        saved["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant"]);
     assert_eq!(saved["messages"][0]["content"], "Be kind.");
     let same = replies(&["--system", "Be kind."], "Tell me a story.\n");

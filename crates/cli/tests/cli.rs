@@ -28,7 +28,8 @@ fn thoughts_go_to_standard_error_and_the_answer_to_standard_output() {
 
 #[test]
 fn json_counts_tokens_and_names_why_it_ended() {
-    let run = castiron(&["--json", "run", "What is 21 + 34?", "--thinking", "on", "--greedy", "--logprobs", "2"]);
+    let run =
+        castiron(&["--json", "run", "What is 21 + 34?", "--thinking", "on", "--greedy", "--logprobs", "2"]);
     let v: serde_json::Value = serde_json::from_str(&run.ok()).unwrap();
     assert_eq!(v["content"], "21 + 34 = 55.");
     assert_eq!(v["finish_reason"], "stop");
@@ -99,7 +100,14 @@ fn refused_ids(dtype: &str, shape: &[usize], data: &[u8], words: &[&str]) {
 fn logits(ids: &std::path::Path, out: &std::path::Path) -> Run {
     let golden = repo("tests/golden/tiny_a");
     let out = out.join("out.safetensors");
-    castiron(&["logits", golden.to_str().unwrap(), "--ids", ids.to_str().unwrap(), "--out", out.to_str().unwrap()])
+    castiron(&[
+        "logits",
+        golden.to_str().unwrap(),
+        "--ids",
+        ids.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+    ])
 }
 
 #[test]
@@ -133,6 +141,7 @@ fn prompts_that_cannot_be_are_refused() {
     castiron(&["run", "hi", "--logprobs", "1"]).refused(&["--json"]);
     castiron(&["run", "hi", "--stop", ""]).refused(&["stop string"]);
     castiron(&["run", "hi", "--reasoning-effort", "immense"]).refused(&["immense", "xhigh"]);
+    castiron(&["run", repo("assets/tiny").to_str().unwrap()]).refused(&["give a prompt"]);
     common::castiron_with_stdin(&["run", "-"], b"caf\xE9").refused(&["UTF-8", "byte 3"]);
 }
 
@@ -192,7 +201,8 @@ fn damaged_tensors_are_refused_by_name() {
     use common::edit_tensors;
     let router = "model.layers.0.mlp.gate.weight";
     damaged("tiny_a", |d| edit_tensors(d, |t| t.retain(|t| t.0 != router)), &["missing", router]);
-    let dtype = |t: &mut Vec<common::Tensor>| t.iter_mut().filter(|t| t.0 == router).for_each(|t| t.1 = "I32".into());
+    let dtype =
+        |t: &mut Vec<common::Tensor>| t.iter_mut().filter(|t| t.0 == router).for_each(|t| t.1 = "I32".into());
     damaged("tiny_a", |d| edit_tensors(d, dtype), &[router, "I32"]);
     let shape = |t: &mut Vec<common::Tensor>| {
         t.iter_mut().filter(|t| t.0 == router).for_each(|t| t.2.reverse());
@@ -205,7 +215,9 @@ fn damaged_tensors_are_refused_by_name() {
         }
     };
     damaged("tiny_fp8", |d| edit_tensors(d, pair), &["weight_scale", "[2]"]);
-    let extra = |t: &mut Vec<common::Tensor>| t.push(("model.layers.9.odd".into(), "F32".into(), vec![1], vec![0; 4]));
+    let extra = |t: &mut Vec<common::Tensor>| {
+        t.push(("model.layers.9.odd".into(), "F32".into(), vec![1], vec![0; 4]))
+    };
     damaged("tiny_a", |d| edit_tensors(d, extra), &["unexpected", "model.layers.9.odd"]);
 }
 
@@ -254,4 +266,38 @@ fn a_template_that_never_ends_is_refused_within_a_second() {
     let dir = copy_checkpoint(&source);
     std::fs::write(dir.path().join("tokenizer.json"), [b'{', 0xC3, b'}']).unwrap();
     castiron(&["run", dir.path().to_str().unwrap(), "hello"]).refused(&["tokenizer.json", "UTF-8"]);
+}
+
+#[test]
+fn an_output_never_replaces_an_input_a_folder_or_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids = dir.path().join("ids.safetensors");
+    std::fs::write(&ids, tensor_file(&[("input_ids", "I64", &[1], &[1, 0, 0, 0, 0, 0, 0, 0])])).unwrap();
+    let golden = repo("tests/golden/tiny_a");
+    let run = |out: &std::path::Path| {
+        let (model, ids) = (golden.to_str().unwrap(), ids.to_str().unwrap());
+        castiron(&["logits", model, "--ids", ids, "--out", out.to_str().unwrap()])
+    };
+    run(&ids).refused(&["would replace an input"]);
+    run(&golden.join("model.safetensors")).refused(&["would replace an input"]);
+    run(dir.path()).refused(&["cannot write"]);
+    run(&dir.path().join("no/such/folder/out")).refused(&["cannot write"]);
+    let target = dir.path().join("target.safetensors");
+    std::fs::write(&target, b"old").unwrap();
+    let link = dir.path().join("link.safetensors");
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    run(&link).ok();
+    assert!(link.is_symlink() && std::fs::read(&target).unwrap().len() > 100, "a link is written through");
+    run(std::path::Path::new("/dev/null")).ok();
+    assert!(!std::path::Path::new("/dev/null").is_file(), "a device stays one");
+}
+
+#[test]
+fn a_checkpoint_without_a_template_continues_the_prompt_as_it_stands() {
+    let dir = copy_checkpoint(&repo("assets/tiny"));
+    std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    let path = dir.path().to_str().unwrap();
+    let plain = castiron(&["run", path, "One morning", "--greedy", "--max-tokens", "8"]).ok();
+    assert_eq!(plain, castiron(&["run", path, "One morning", "--greedy", "--max-tokens", "8", "--raw"]).ok());
+    castiron(&["run", path, "One morning", "--chat"]).refused(&["template"]);
 }

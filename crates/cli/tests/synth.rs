@@ -36,17 +36,27 @@ fn a_synthetic_checkpoint_runs_and_quantising_it_is_making_it_quantised() {
     assert_ne!(hash(&at("bf16"), dir.path()), hash(&at("other"), dir.path()));
 
     let quantised = castiron(&[
-        "quantize", arg(&at("bf16")), arg(&at("q")), "--experts", "nvfp4", "--table", "fp8", "--json",
+        "quantize",
+        arg(&at("bf16")),
+        arg(&at("q")),
+        "--experts",
+        "nvfp4",
+        "--table",
+        "fp8",
+        "--json",
     ]);
     let report: Value = serde_json::from_str(&quantised.ok()).unwrap();
-    let kinds: Vec<&str> = report["errors"].as_array().unwrap().iter().map(|e| e["kind"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> =
+        report["errors"].as_array().unwrap().iter().map(|e| e["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["draft experts: block fp8", "n-gram table: fp8, one scale", "routed experts: nvfp4"]);
     assert!(report["errors"][2]["relative_rms"].as_f64().unwrap() < 0.15);
     let flags = ["--layers", "5", "--seed", "3", "--format", "nvfp4", "--table", "fp8", "--weight-only"];
     castiron(&[&["synth", arg(&at("direct"))], &flags[..]].concat()).ok();
     for entry in std::fs::read_dir(at("q")).unwrap() {
         let name = entry.unwrap().file_name();
-        assert!(std::fs::read(at("q").join(&name)).unwrap() == std::fs::read(at("direct").join(&name)).unwrap());
+        assert!(
+            std::fs::read(at("q").join(&name)).unwrap() == std::fs::read(at("direct").join(&name)).unwrap()
+        );
     }
     let text = castiron(&["quantize", arg(&at("bf16")), arg(&at("rows")), "--dense", "fp8-row"]).ok();
     assert!(text.contains("relative rms") && text.contains("dense projections"), "{text}");
@@ -58,7 +68,8 @@ fn a_shape_can_be_taken_from_a_file_and_a_table_can_be_a_hole() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let shape = repo("tests/golden/tiny_b/config.json");
-    let args = ["synth", arg(&out), "--shape", arg(&shape), "--table-sparse", "--table-base", "2000003", "--no-mtp"];
+    let args =
+        ["synth", arg(&out), "--shape", arg(&shape), "--table-sparse", "--table-base", "2000003", "--no-mtp"];
     castiron(&args).ok();
     let inspect: Value = serde_json::from_str(&castiron(&["--json", "inspect", arg(&out)]).ok()).unwrap();
     assert_eq!(inspect["config"]["mtp_layers"], 0);
@@ -73,7 +84,8 @@ fn bad_requests_are_refused() {
     let bf16 = repo("tests/golden/tiny_bf16");
     castiron(&["synth", arg(dir.path())]).refused(&["exists already"]);
     castiron(&["synth", arg(&out), "--heads", "3"]).refused(&["num_attention_heads", "multiple"]);
-    castiron(&["synth", arg(&out), "--format", "nvfp4", "--intermediate", "24"]).refused(&["24", "multiple of 16"]);
+    castiron(&["synth", arg(&out), "--format", "nvfp4", "--intermediate", "24"])
+        .refused(&["24", "multiple of 16"]);
     castiron(&["synth", arg(&out), "--shape", "nowhere.json"]).refused(&["nowhere.json"]);
     castiron(&["quantize", arg(&bf16), arg(&out)]).refused(&["--experts"]);
     castiron(&["quantize", arg(&bf16), arg(dir.path()), "--experts", "fp8"]).refused(&["exists already"]);

@@ -42,7 +42,12 @@ fn main() {
         let pool = Pool::new(threads);
         let fma = peak::fma_peak(level, &pool, REPETITIONS);
         let read = peak::read_bandwidth(level, &pool, &memory, REPETITIONS);
-        println!("\n{} threads: FMA peak {:.1} GFLOP/s, read {:.1} GB/s", pool.threads(), fma / 1e9, read / 1e9);
+        println!(
+            "\n{} threads: FMA peak {:.1} GFLOP/s, read {:.1} GB/s",
+            pool.threads(),
+            fma / 1e9,
+            read / 1e9
+        );
         one_row(level, &pool, read);
         for rows in [2, 4, 8, 64, 512] {
             many_rows(level, &pool, rows, fma);
@@ -80,6 +85,10 @@ fn many_rows(level: Level, pool: &Pool, rows: usize, fma: f64) {
             product(level, pool, &w, &x, &mut y);
             2.0 * (rows * n * k) as f64
         });
-        println!("  {rows:<4} rows {n:>5} x {k:<5} {:6.1} GFLOP/s  {:4.0} % of FMA", rate / 1e9, 100.0 * rate / fma);
+        println!(
+            "  {rows:<4} rows {n:>5} x {k:<5} {:6.1} GFLOP/s  {:4.0} % of FMA",
+            rate / 1e9,
+            100.0 * rate / fma
+        );
     }
 }

@@ -17,8 +17,8 @@ mod simd;
 mod w4a4;
 
 pub use forms::{
-    attend, conv_taps, gdn_read, gdn_update, inverse_rms, mix_streams, norm_zero_centred, rope,
-    sigmoid_gate, silu_all, swiglu,
+    attend, conv_taps, gdn_read, gdn_update, inverse_rms, mix_streams, norm_zero_centred, rope, sigmoid_gate,
+    silu_all, swiglu,
 };
 pub use level::Level;
 pub use matrix::{Codes, Matrix, Storage};

@@ -121,7 +121,9 @@ impl Matrix {
         let len = |c: &Codes| (**c).as_ref().len();
         match &self.storage {
             Storage::F32(c) | Storage::Bf16(c) => len(c),
-            Storage::Fp8Block { codes, scales } | Storage::Fp8Row { codes, scales } => len(codes) + 4 * scales.len(),
+            Storage::Fp8Block { codes, scales } | Storage::Fp8Row { codes, scales } => {
+                len(codes) + 4 * scales.len()
+            }
             Storage::Nvfp4 { codes, scales, .. } => len(codes) + len(scales) + 4,
         }
     }

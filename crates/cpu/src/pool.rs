@@ -95,7 +95,9 @@ impl Pool {
         let erased: *const (dyn Fn(usize) + Sync + '_) = &job;
         // SAFETY: only the lifetime is erased; `job` outlives this call, which returns after every worker has
         // finished with it (also when the caller's own part panics).
-        let erased = Job(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased) });
+        let erased = Job(unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(erased)
+        });
         self.shared.busy.store(self.workers.len(), Ordering::Relaxed);
         lock(&self.shared.job).0 = Some(erased);
         self.shared.epoch.fetch_add(1, Ordering::Release);
@@ -253,7 +255,10 @@ impl<'a> Rows<'a> {
     #[allow(clippy::mut_from_ref, reason = "the caller vouches for disjoint parts")]
     pub unsafe fn part(&self, row: usize, range: Range<usize>) -> &mut [f32] {
         let Columns { data, len, width, .. } = self.0;
-        assert!(range.start <= range.end && range.end <= width && (row + 1) * width <= len, "inside the matrix");
+        assert!(
+            range.start <= range.end && range.end <= width && (row + 1) * width <= len,
+            "inside the matrix"
+        );
         // SAFETY: the range was checked, and the caller vouches that nobody else has it.
         unsafe { std::slice::from_raw_parts_mut(data.add(row * width + range.start), range.len()) }
     }

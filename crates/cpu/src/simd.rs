@@ -159,12 +159,12 @@ pub(crate) mod x86 {
         unsafe {
             let groups: [__m128; 4] = std::array::from_fn(|i| {
                 let v = v[i].as_ptr();
-                let s: [__m128; 4] =
-                    std::array::from_fn(|g| _mm_add_ps(_mm_loadu_ps(v.add(8 * g)), _mm_loadu_ps(v.add(8 * g + 4))));
+                let s: [__m128; 4] = std::array::from_fn(|g| {
+                    _mm_add_ps(_mm_loadu_ps(v.add(8 * g)), _mm_loadu_ps(v.add(8 * g + 4)))
+                });
                 _mm_hadd_ps(_mm_hadd_ps(s[0], s[1]), _mm_hadd_ps(s[2], s[3]))
             });
-            let sums =
-                _mm_hadd_ps(_mm_hadd_ps(groups[0], groups[1]), _mm_hadd_ps(groups[2], groups[3]));
+            let sums = _mm_hadd_ps(_mm_hadd_ps(groups[0], groups[1]), _mm_hadd_ps(groups[2], groups[3]));
             let mut out = [0.0; 4];
             _mm_storeu_ps(out.as_mut_ptr(), _mm_add_ps(sums, _mm_setzero_ps()));
             out

@@ -11,6 +11,6 @@ pub mod session;
 pub mod stop;
 pub mod verify;
 
-pub use castiron_model::{Fault, FaultKind, Model};
 /// The model crate, for callers that open one.
 pub use castiron_model as model;
+pub use castiron_model::{Fault, FaultKind, Model};

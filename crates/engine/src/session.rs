@@ -133,7 +133,15 @@ impl Session {
     /// The model has no free slot.
     pub fn new(mut model: Model) -> Result<Self, Error> {
         let slot = model.new_stream()?;
-        Ok(Self { model, slot, ids: Vec::new(), snapshots: Vec::new(), logits: None, fault: None, chunk: CHUNK })
+        Ok(Self {
+            model,
+            slot,
+            ids: Vec::new(),
+            snapshots: Vec::new(),
+            logits: None,
+            fault: None,
+            chunk: CHUNK,
+        })
     }
 
     /// Prompt rows of one forward pass (at least 1). Bytes do not depend on it.
@@ -243,7 +251,8 @@ impl Session {
         if need > context as usize {
             return Err(Error::PromptTooLong { need, context, over: need - context as usize });
         }
-        if let Some((i, &token)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= self.model.vocab()) {
+        if let Some((i, &token)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= self.model.vocab())
+        {
             let position = (before + i) as u32;
             return Err(castiron_model::Error::Token { token, position, vocab: self.model.vocab() }.into());
         }

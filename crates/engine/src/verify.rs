@@ -174,7 +174,8 @@ pub fn verify(
         if let Some(((what, _), _)) = differs {
             drop(model);
             let place = walk::find(job, &reference.variant, variant, open)?;
-            report.difference = Some(Difference { reference: reference.variant, other: *variant, what, place });
+            report.difference =
+                Some(Difference { reference: reference.variant, other: *variant, what, place });
             break;
         }
     }

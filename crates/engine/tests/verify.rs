@@ -53,7 +53,8 @@ fn a_planted_fault_is_named_by_layer_tensor_row_and_column() {
         let found = report.difference.expect("a difference");
         assert_eq!((found.other.level, found.other.threads), (Level::portable(), 0));
         assert_ne!(found.other.chunk, 1, "calls of one row are whole");
-        assert_eq!(found.what, "logits");
+        // Rounding to bf16 may hide it from the logits; the state keeps it.
+        assert!(["logits", "state"].contains(&found.what), "{}", found.what);
         let place = found.place.expect("a place");
         assert_eq!((place.layer, place.tensor), (Some(layer), "out"));
         // The first column of the first row whose fused and rounded sums differ: they do so often.

@@ -127,12 +127,26 @@ impl Exec {
     /// Returns the heads' outputs `[count, value_heads * dv]`, or nothing when `read` is false: the keep pass
     /// replays accepted steps with this same text. Columns of a head's state never meet, so strips of them run
     /// through all steps at once, small enough for a first-level cache.
-    pub fn gdn_run(&self, shape: &GdnShape, state: &mut [f32], rows: &GdnRows, count: usize, read: bool) -> Vec<f32> {
+    pub fn gdn_run(
+        &self,
+        shape: &GdnShape,
+        state: &mut [f32],
+        rows: &GdnRows,
+        count: usize,
+        read: bool,
+    ) -> Vec<f32> {
         let operations = count * state.len() * if read { 7 } else { 5 };
         self.timed(Kind::Recurrence, operations, 0, || self.gdn_strips(shape, state, rows, count, read))
     }
 
-    fn gdn_strips(&self, shape: &GdnShape, state: &mut [f32], rows: &GdnRows, count: usize, read: bool) -> Vec<f32> {
+    fn gdn_strips(
+        &self,
+        shape: &GdnShape,
+        state: &mut [f32],
+        rows: &GdnRows,
+        count: usize,
+        read: bool,
+    ) -> Vec<f32> {
         let GdnShape { value_heads, dk, dv, .. } = *shape;
         let mut out = vec![0.0; if read { count * value_heads * dv } else { 0 }];
         let strips = dv.div_ceil(STRIP);

@@ -3,7 +3,7 @@
 use castiron_cpu::{self as cpu, W4a4Input};
 use castiron_num::{math, orders};
 
-use crate::{Exec, Kind, ExpertActivations, Matrix, Scoring};
+use crate::{Exec, ExpertActivations, Kind, Matrix, Scoring};
 
 /// One routed expert, or the shared one.
 pub struct Expert {
@@ -139,11 +139,17 @@ impl Exec {
     }
 
     /// `None` when a matrix is not NVFP4.
-    fn expert_w4a4(&self, e: &Expert, x: &[f32], (a_in, a_down): (f32, f32)) -> Option<(Vec<f32>, Vec<usize>)> {
+    fn expert_w4a4(
+        &self,
+        e: &Expert,
+        x: &[f32],
+        (a_in, a_down): (f32, f32),
+    ) -> Option<(Vec<f32>, Vec<usize>)> {
         let (cols, inner, size) = (e.gate.cols(), e.gate.rows(), e.down.rows());
         let rows = x.len() / cols;
         let (x, mut bad) = W4a4Input::quantise(x, cols, a_in);
-        let (mut m, mut up, mut y) = (vec![0.0; rows * inner], vec![0.0; rows * inner], vec![0.0; rows * size]);
+        let (mut m, mut up, mut y) =
+            (vec![0.0; rows * inner], vec![0.0; rows * inner], vec![0.0; rows * size]);
         let exact = cpu::product_w4a4(self.level, &e.gate, &x, &mut m)
             && cpu::product_w4a4(self.level, &e.up, &x, &mut up);
         cpu::swiglu(self.level, &mut m, &up);

@@ -51,7 +51,14 @@ pub struct Profile {
 
 impl Profile {
     /// Runs `job` and adds it to `kind`.
-    pub(crate) fn time<T>(&self, kind: Kind, threads: usize, operations: f64, bytes: f64, job: impl FnOnce() -> T) -> T {
+    pub(crate) fn time<T>(
+        &self,
+        kind: Kind,
+        threads: usize,
+        operations: f64,
+        bytes: f64,
+        job: impl FnOnce() -> T,
+    ) -> T {
         let start = peak::clock(threads);
         let done = job();
         let seconds = peak::clock(threads) - start;

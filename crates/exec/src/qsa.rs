@@ -157,7 +157,15 @@ impl Exec {
     /// Attention of one row's query heads that share K/V head `kv_head`, over its selected tokens.
     ///
     /// `keys` are `[selected, head_dim]`, `values` the same; `q` and `out` are that row's `[heads * head_dim]`.
-    pub fn qsa_attend(&self, s: &QsaShape, q: &[f32], kv_head: usize, keys: &Matrix, values: &[f32], out: &mut [f32]) {
+    pub fn qsa_attend(
+        &self,
+        s: &QsaShape,
+        q: &[f32],
+        kv_head: usize,
+        keys: &Matrix,
+        values: &[f32],
+        out: &mut [f32],
+    ) {
         let heads = s.heads / s.kv_heads * s.head_dim;
         let at = kv_head * heads..(kv_head + 1) * heads;
         let scale = 1.0 / (s.head_dim as f32).sqrt();

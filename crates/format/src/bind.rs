@@ -18,13 +18,13 @@ use crate::tensors::{Tensor, Tensors};
 use crate::{Bytes, Config, Error, ErrorKind, FP8_BLOCK, Matrix, MatrixData, NVFP4_GROUP, Result};
 use census::Findings;
 
-/// How routed experts of the main layers are stored, for [`crate::Checkpoint::declared_w4a4`].
+/// How the NVFP4 routed experts of the main layers are stored, for [`crate::Checkpoint::declared_w4a4`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ExpertTally {
-    /// NVFP4 projections with an activation scale.
+    /// Projections with an activation scale.
     pub(crate) w4a4: usize,
-    /// Any other projection.
-    pub(crate) other: usize,
+    /// Projections without one.
+    pub(crate) unscaled: usize,
 }
 
 /// The state of one traversal.
@@ -152,14 +152,20 @@ impl<'a> Binder<'a> {
 
     /// A global scale of shape `[]` or `[1]`, finite and above zero; 1 in a census.
     fn scalar(&mut self, name: &str, format: &'static str, dtypes: &[Dtype]) -> f32 {
+        self.global_scale(name, format, dtypes, false)
+    }
+
+    /// As [`Self::scalar`], and with `zero` it may be zero.
+    fn global_scale(&mut self, name: &str, format: &'static str, dtypes: &[Dtype], zero: bool) -> f32 {
         let Some(id) = self.need(name) else { return 1.0 };
         if !self.expect(id, format, dtypes, &[&[], &[1]]) || !self.read {
             return 1.0;
         }
         let tensor = self.at(id);
         let value = widen(tensor.dtype, &tensor.bytes).first().copied().unwrap_or(f32::NAN);
-        if !(value.is_finite() && value > 0.0) {
-            self.fail(bad_value(name, &format!("it is {value}: a scale must be finite and above zero")));
+        if !(value.is_finite() && (value > 0.0 || zero && value == 0.0)) {
+            let accepted = if zero { "not negative" } else { "above zero" };
+            self.fail(bad_value(name, &format!("it is {value}: a scale must be finite and {accepted}")));
         }
         value
     }
@@ -264,7 +270,8 @@ impl<'a> Binder<'a> {
         let has_input = self.tensors.find(&input).is_some();
         let format = if has_input { "nvfp4-w4a4" } else { "nvfp4" };
         let f32_like = [Dtype::F32, Dtype::Bf16];
-        let weight_scale_2 = self.scalar(&format!("{module}.weight_scale_2"), format, &f32_like);
+        // A matrix of zeros may have no other scale.
+        let weight_scale_2 = self.global_scale(&format!("{module}.weight_scale_2"), format, &f32_like, true);
         let input_scale = has_input.then(|| self.scalar(&input, format, &f32_like));
         self.fp4_matrix(module, id, format, (rows, cols), weight_scale_2, input_scale)
     }

@@ -164,13 +164,15 @@ impl Checkpoint {
         Ok(ShardBytes::File { file, offset: tensor.offset, label })
     }
 
-    /// The contents of a side file such as `tokenizer.json`; `None` when it is not there, cannot be read, is larger than
-    /// 256 MiB, or when `name` is not a plain file name.
-    pub fn file(&self, name: &str) -> Option<Bytes> {
+    /// The contents of a side file such as `tokenizer.json`; `None` when it is not there or `name` is not a plain file
+    /// name.
+    ///
+    /// Errors: it is there but cannot be read, is no regular file, or is larger than 256 MiB.
+    pub fn file(&self, name: &str) -> Result<Option<Bytes>> {
         if !is_plain(name) || !self.store.has(name) {
-            return None;
+            return Ok(None);
         }
-        self.store.read(name, MAX_SIDE_FILE).ok()
+        self.store.read(name, MAX_SIDE_FILE).map(Some)
     }
 
     /// All tensors in name order, ignored ones included.
@@ -234,10 +236,10 @@ impl Checkpoint {
         &self.census.notes
     }
 
-    /// Whether every routed expert of the main layers is NVFP4 with an activation scale: the checkpoint was made for
-    /// four-bit activations.
+    /// Whether the main layers have routed experts in NVFP4 and every one of those has its activation scales: the
+    /// checkpoint was made for four-bit activations. Experts in other formats do not count.
     pub fn declared_w4a4(&self) -> bool {
         let tally = self.census.tally;
-        tally.w4a4 > 0 && tally.other == 0
+        tally.w4a4 > 0 && tally.unscaled == 0
     }
 }

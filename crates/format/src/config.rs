@@ -67,7 +67,7 @@ pub struct Config {
     pub gdn: GdnConfig,
     /// Experts.
     pub moe: MoeConfig,
-    /// N-gram layers; none when `ple_layer_ids` is empty.
+    /// N-gram layers; none when `ple_layer_ids` is absent, null or empty.
     pub ple: Option<PleConfig>,
     /// Indexer of sparse attention.
     pub indexer: IndexerConfig,
@@ -118,7 +118,8 @@ pub struct MoeConfig {
 /// N-gram layers.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PleConfig {
-    /// Layers that have one, zero-based, in the order of `ple_layer_ids`. The position in this list seeds the hash.
+    /// Layers that have one, zero-based, rising, each once. The position in this list seeds the hash, whatever the order
+    /// of `ple_layer_ids`.
     pub layers: Vec<usize>,
     /// Channels of the concatenated rows of a token; a multiple of the heads.
     pub embed_dim: usize,

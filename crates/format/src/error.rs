@@ -25,11 +25,14 @@ pub enum ErrorKind {
     Io,
     /// A file that must be there is not.
     MissingFile,
+    /// A directory, pipe, device or socket where a file is expected.
+    NotAFile,
     /// A JSON side file is larger than any real one, or not JSON of the expected form.
     BadJson,
     /// A safetensors file is shorter than its own header says, or than 8 bytes.
     Truncated,
-    /// The header length is above [`crate::safetensors::MAX_HEADER`].
+    /// The header is longer than [`crate::safetensors::MAX_HEADER`] or has more than [`crate::safetensors::MAX_TENSORS`]
+    /// tensors.
     HeaderTooLarge,
     /// The header is not a JSON object of the safetensors form.
     BadHeader,

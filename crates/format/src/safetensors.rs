@@ -4,19 +4,22 @@
 //! `__metadata__` map of strings, then the data. Everything a hostile or damaged file can do is refused with its own
 //! [`ErrorKind`], naming the file and the tensor: repeated names (which JSON maps silently drop), ranges that overlap,
 //! leave gaps, leave trailing bytes or end outside the file, sizes that overflow or disagree with the shape. Work and
-//! memory are linear in the header length, which is capped at [`MAX_HEADER`].
+//! memory are linear in the header length, which is capped at [`MAX_HEADER`], and tensors at [`MAX_TENSORS`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::error::{clip, quote};
 use crate::{Error, ErrorKind, Result};
 
 /// Largest header accepted, in bytes (the limit of the reference implementation).
 pub const MAX_HEADER: u64 = 100_000_000;
+/// Most tensors of a file. The largest published checkpoint has 296,500 in all its files together.
+pub const MAX_TENSORS: usize = 500_000;
 /// Most dimensions of a tensor.
 pub const MAX_RANK: usize = 8;
 
@@ -110,7 +113,7 @@ pub struct Header {
 /// Reads and checks the header of a whole file given as `bytes`; `file` names it in errors. The data are not touched.
 pub fn read_header(file: &str, bytes: &[u8]) -> Result<Header> {
     let json = header_json(file, bytes)?;
-    let mut raw = Raw { file, entries: BTreeMap::new(), metadata: None, failure: None };
+    let mut raw = Raw { file, entries: Vec::new(), metadata: None, failure: None };
     let mut parser = serde_json::Deserializer::from_slice(json);
     if let Err(error) = (&mut raw).deserialize(&mut parser).and_then(|()| parser.end()) {
         return Err(raw.failure.unwrap_or_else(|| {
@@ -123,11 +126,13 @@ pub fn read_header(file: &str, bytes: &[u8]) -> Result<Header> {
             )
         }));
     }
+    raw.entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    check_once(file, &raw.entries)?;
     let data_start = 8 + json.len();
     let data_len = (bytes.len() - data_start) as u64;
     let mut tensors = Vec::with_capacity(raw.entries.len());
     for (name, entry) in raw.entries {
-        tensors.push(check_entry(file, name, entry, data_start, data_len)?);
+        tensors.push(check_entry(file, name.into_owned(), entry, data_start, data_len)?);
     }
     tensors.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
     check_tiling(file, &tensors, data_start, bytes.len())?;
@@ -168,6 +173,20 @@ fn header_json<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
     Ok(json)
 }
 
+/// `entries` are sorted by name.
+fn check_once(file: &str, entries: &[(Cow<'_, str>, Entry)]) -> Result<()> {
+    match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        None => Ok(()),
+        Some(pair) => Err(Error::new(
+            ErrorKind::Duplicate,
+            format!(
+                "{file}: tensor {} appears twice in the header; the file is damaged or hostile",
+                quote(&pair[0].0)
+            ),
+        )),
+    }
+}
+
 fn check_entry(
     file: &str,
     name: String,
@@ -176,7 +195,8 @@ fn check_entry(
     data_len: u64,
 ) -> Result<TensorInfo> {
     let fail = |kind, what: String| Err(Error::new(kind, format!("{file}: tensor {}: {what}", quote(&name))));
-    let Entry { dtype, shape, begin, end } = entry;
+    let Entry { dtype, begin, end, .. } = entry;
+    let shape = entry.shape();
     let size = shape.iter().try_fold(dtype.size(), |n, &dim| n.checked_mul(dim));
     let Some(size) = size else {
         return fail(
@@ -214,42 +234,32 @@ fn check_entry(
     Ok(TensorInfo { name, dtype, shape, range })
 }
 
+/// `tensors` are sorted by place. An overlap is looked for everywhere before a gap is: where one range is wrong, its
+/// neighbours may show both.
 fn check_tiling(file: &str, tensors: &[TensorInfo], data_start: usize, file_len: usize) -> Result<()> {
+    let gap = |text: String| Err(Error::new(ErrorKind::Gap, format!("{file}: {text}; write the file again")));
+    for pair in tensors.windows(2) {
+        let [before, tensor] = pair else { continue };
+        if tensor.range.start < before.range.end {
+            let text = format!(
+                "{file}: tensor {} starts inside {}; the file is damaged or hostile",
+                quote(&tensor.name),
+                quote(&before.name)
+            );
+            return Err(Error::new(ErrorKind::Overlap, text));
+        }
+    }
     let mut cursor = data_start;
-    let mut before = "the header";
     for tensor in tensors {
         let start = tensor.range.start;
-        if start < cursor {
-            return Err(Error::new(
-                ErrorKind::Overlap,
-                format!(
-                    "{file}: tensor {} starts inside {}; the file is damaged or hostile",
-                    quote(&tensor.name),
-                    quote(before)
-                ),
-            ));
-        }
         if start > cursor {
-            return Err(Error::new(
-                ErrorKind::Gap,
-                format!(
-                    "{file}: {} bytes before tensor {} belong to no tensor; write the file again",
-                    start - cursor,
-                    quote(&tensor.name)
-                ),
-            ));
+            let name = quote(&tensor.name);
+            return gap(format!("{} bytes before tensor {name} belong to no tensor", start - cursor));
         }
         cursor = tensor.range.end;
-        before = &tensor.name;
     }
     if cursor != file_len {
-        return Err(Error::new(
-            ErrorKind::Gap,
-            format!(
-                "{file}: {} bytes after the last tensor belong to none; write the file again",
-                file_len - cursor
-            ),
-        ));
+        return gap(format!("{} bytes after the last tensor belong to none", file_len - cursor));
     }
     Ok(())
 }
@@ -257,20 +267,56 @@ fn check_tiling(file: &str, tensors: &[TensorInfo], data_start: usize, file_len:
 /// The fields of a tensor as written.
 struct Entry {
     dtype: Dtype,
-    shape: Vec<u64>,
+    /// The first `rank` are in use: a list of its own for each tensor would cost more than the tensor.
+    dims: [u64; MAX_RANK],
+    rank: usize,
     begin: u64,
     end: u64,
 }
 
+impl Entry {
+    fn shape(&self) -> &[u64] {
+        &self.dims[..self.rank]
+    }
+}
+
+/// A string of the header, borrowed unless it holds escapes.
+struct Text<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Text<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> std::result::Result<Text<'de>, E> {
+        Ok(Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> std::result::Result<Text<'de>, E> {
+        Ok(Text(Cow::Owned(text.to_owned())))
+    }
+}
+
 /// Collects a header; the first refusal is kept in `failure`, since a serde error carries only text.
-struct Raw<'a> {
+struct Raw<'a, 'h> {
     file: &'a str,
-    entries: BTreeMap<String, Entry>,
+    /// In the order of the header; repeats are found later.
+    entries: Vec<(Cow<'h, str>, Entry)>,
     metadata: Option<BTreeMap<String, String>>,
     failure: Option<Error>,
 }
 
-impl Raw<'_> {
+impl Raw<'_, '_> {
     fn fail<E: de::Error>(&mut self, kind: ErrorKind, what: impl fmt::Display) -> E {
         if self.failure.is_none() {
             self.failure = Some(Error::new(kind, format!("{}: {what}", self.file)));
@@ -279,7 +325,7 @@ impl Raw<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for &mut Raw<'_> {
+impl<'de> DeserializeSeed<'de> for &mut Raw<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
@@ -287,7 +333,7 @@ impl<'de> DeserializeSeed<'de> for &mut Raw<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for &mut Raw<'_> {
+impl<'de> Visitor<'de> for &mut Raw<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,7 +341,7 @@ impl<'de> Visitor<'de> for &mut Raw<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<(), A::Error> {
-        while let Some(name) = map.next_key::<String>()? {
+        while let Some(Text(name)) = map.next_key()? {
             if name == "__metadata__" {
                 if self.metadata.is_some() {
                     return Err(
@@ -306,12 +352,9 @@ impl<'de> Visitor<'de> for &mut Raw<'_> {
                 self.metadata = Some(metadata);
                 continue;
             }
-            if self.entries.contains_key(&name) {
-                let what = format!(
-                    "tensor {} appears twice in the header; the file is damaged or hostile",
-                    quote(&name)
-                );
-                return Err(self.fail(ErrorKind::Duplicate, what));
+            if self.entries.len() == MAX_TENSORS {
+                let what = format!("more than {MAX_TENSORS} tensors, the limit for one file; split it");
+                return Err(self.fail(ErrorKind::HeaderTooLarge, what));
             }
             let entry = match map.next_value_seed(EntrySeed { raw: self, name: &name }) {
                 Ok(entry) => entry,
@@ -321,15 +364,15 @@ impl<'de> Visitor<'de> for &mut Raw<'_> {
                     return Err(error);
                 }
             };
-            self.entries.insert(name, entry);
+            self.entries.push((name, entry));
         }
         Ok(())
     }
 }
 
-struct MetadataSeed<'a, 'b>(&'a mut Raw<'b>);
+struct MetadataSeed<'a, 'b, 'h>(&'a mut Raw<'b, 'h>);
 
-impl<'de> DeserializeSeed<'de> for MetadataSeed<'_, '_> {
+impl<'de> DeserializeSeed<'de> for MetadataSeed<'_, '_, '_> {
     type Value = BTreeMap<String, String>;
 
     fn deserialize<D: Deserializer<'de>>(
@@ -367,12 +410,12 @@ impl<'de> Visitor<'de> for MetadataVisitor {
     }
 }
 
-struct EntrySeed<'a, 'b> {
-    raw: &'a mut Raw<'b>,
+struct EntrySeed<'a, 'b, 'h> {
+    raw: &'a mut Raw<'b, 'h>,
     name: &'a str,
 }
 
-impl<'de> DeserializeSeed<'de> for EntrySeed<'_, '_> {
+impl<'de> DeserializeSeed<'de> for EntrySeed<'_, '_, '_> {
     type Value = Entry;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Entry, D::Error> {
@@ -380,7 +423,7 @@ impl<'de> DeserializeSeed<'de> for EntrySeed<'_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for EntrySeed<'_, '_> {
+impl<'de> Visitor<'de> for EntrySeed<'_, '_, '_> {
     type Value = Entry;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -392,22 +435,21 @@ impl<'de> Visitor<'de> for EntrySeed<'_, '_> {
         let mut dtype = None;
         let mut shape = None;
         let mut offsets = None;
-        let mut seen = BTreeSet::new();
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "dtype" => dtype = Some(map.next_value::<String>()?),
-                "shape" => shape = Some(map.next_value_seed(ShapeSeed { raw, name })?),
-                "data_offsets" => offsets = Some(map.next_value::<(u64, u64)>()?),
+        while let Some(Text(key)) = map.next_key()? {
+            let again = match &*key {
+                "dtype" => dtype.replace(map.next_value::<Text<'_>>()?.0).is_some(),
+                "shape" => shape.replace(map.next_value_seed(ShapeSeed { raw, name })?).is_some(),
+                "data_offsets" => offsets.replace(map.next_value::<(u64, u64)>()?).is_some(),
                 other => return Err(de::Error::custom(format!("unknown field {}", quote(other)))),
-            }
-            if !seen.insert(key) {
+            };
+            if again {
                 let what = format!("tensor {}: a field appears twice; the file is damaged", quote(name));
                 return Err(raw.fail(ErrorKind::Duplicate, what));
             }
         }
         let missing = |field| de::Error::custom(format!("{field} is missing"));
-        let text: String = dtype.ok_or_else(|| missing("dtype"))?;
-        let shape = shape.ok_or_else(|| missing("shape"))?;
+        let text = dtype.ok_or_else(|| missing("dtype"))?;
+        let (dims, rank) = shape.ok_or_else(|| missing("shape"))?;
         let (begin, end) = offsets.ok_or_else(|| missing("data_offsets"))?;
         let Some(dtype) = Dtype::parse(&text) else {
             let known: Vec<&str> = DTYPES.iter().map(|e| e.0).collect();
@@ -419,17 +461,18 @@ impl<'de> Visitor<'de> for EntrySeed<'_, '_> {
             );
             return Err(raw.fail(ErrorKind::UnknownDtype, what));
         };
-        Ok(Entry { dtype, shape, begin, end })
+        Ok(Entry { dtype, dims, rank, begin, end })
     }
 }
 
-struct ShapeSeed<'a, 'b> {
-    raw: &'a mut Raw<'b>,
+/// Reads dimensions and their count.
+struct ShapeSeed<'a, 'b, 'h> {
+    raw: &'a mut Raw<'b, 'h>,
     name: &'a str,
 }
 
-impl<'de> DeserializeSeed<'de> for ShapeSeed<'_, '_> {
-    type Value = Vec<u64>;
+impl<'de> DeserializeSeed<'de> for ShapeSeed<'_, '_, '_> {
+    type Value = ([u64; MAX_RANK], usize);
 
     fn deserialize<D: Deserializer<'de>>(
         self,
@@ -439,22 +482,22 @@ impl<'de> DeserializeSeed<'de> for ShapeSeed<'_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for ShapeSeed<'_, '_> {
-    type Value = Vec<u64>;
+impl<'de> Visitor<'de> for ShapeSeed<'_, '_, '_> {
+    type Value = ([u64; MAX_RANK], usize);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of sizes")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut shape = Vec::new();
+        let (mut dims, mut rank) = ([0; MAX_RANK], 0);
         while let Some(dim) = seq.next_element::<u64>()? {
-            if shape.len() == MAX_RANK {
+            let Some(slot) = dims.get_mut(rank) else {
                 let what = format!("tensor {}: more than {MAX_RANK} dimensions", quote(self.name));
                 return Err(self.raw.fail(ErrorKind::ShapeOverflow, what));
-            }
-            shape.push(dim);
+            };
+            (*slot, rank) = (dim, rank + 1);
         }
-        Ok(shape)
+        Ok((dims, rank))
     }
 }

@@ -1,7 +1,7 @@
 //! Where the files of a checkpoint come from.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, FileType};
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -40,6 +40,24 @@ fn once<'a>(names: &mut BTreeSet<String>, files: impl Iterator<Item = &'a str>) 
         }
     }
     Ok(())
+}
+
+/// What is not a regular file, in words.
+fn what_else(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a named pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+    }
+    if kind.is_dir() { "a directory" } else { "not a regular file" }
 }
 
 impl Store {
@@ -96,15 +114,26 @@ impl Store {
     }
 
     /// Opens a file of a directory; `None` for those in memory.
+    ///
+    /// Only a regular file, or a link to one, is opened: opening a pipe would wait for a writer, and reading a device
+    /// need not end.
     pub(crate) fn open(&self, name: &str) -> Result<Option<File>> {
-        match &self.source {
-            Source::Memory(_) | Source::Owned(_) => Ok(None),
-            Source::Dir(path) => match File::open(path.join(name)) {
-                Ok(file) => Ok(Some(file)),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(self.missing(name)),
-                Err(e) => Err(Error::io(self.label(name), e)),
-            },
+        let Source::Dir(path) = &self.source else { return Ok(None) };
+        let path = path.join(name);
+        let told = |e: std::io::Error| match e.kind() {
+            std::io::ErrorKind::NotFound => self.missing(name),
+            _ => Error::io(self.label(name), e),
+        };
+        let kind = fs::metadata(&path).map_err(told)?.file_type();
+        if !kind.is_file() {
+            let text = format!(
+                "{}: it is {}; a checkpoint is made of regular files (or links to them)",
+                self.label(name),
+                what_else(kind)
+            );
+            return Err(Error::new(ErrorKind::NotAFile, text));
         }
+        File::open(&path).map(Some).map_err(told)
     }
 
     /// A view on a large file.

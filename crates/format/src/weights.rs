@@ -53,8 +53,8 @@ pub enum MatrixData {
     },
     /// E2M1 codes in groups of 16 columns: `w = e2m1(code) * e4m3(scale) * weight_scale_2`.
     ///
-    /// Scale codes are checked: neither NaN nor negative. `weight_scale_2` and `input_scale` are finite and above zero, and
-    /// always multiply: compressed-tensors stores the reciprocals, which are inverted on load.
+    /// Scale codes are checked: neither NaN nor negative. `weight_scale_2` is finite and not negative, `input_scale` finite
+    /// and above zero. Both always multiply: compressed-tensors stores the reciprocals, which are inverted on load.
     Nvfp4 {
         /// `rows * cols / 2` bytes; column 2i in the low nibble, 2i + 1 in the high one.
         codes: Bytes,

@@ -98,12 +98,17 @@ impl Layout {
         json.resize(json.len().next_multiple_of(8), b' ');
         let size = json.len() as u64;
         if size > MAX_HEADER {
-            let text = format!("{file}: a header of {size} bytes is above the limit of {MAX_HEADER}; write more files");
+            let text = format!(
+                "{file}: a header of {size} bytes is above the limit of {MAX_HEADER}; write more files"
+            );
             return Err(Error::new(ErrorKind::HeaderTooLarge, text));
         }
         let start = 8 + size;
         let Some(len) = start.checked_add(data).filter(|&n| n <= i64::MAX as u64) else {
-            return Err(Error::new(ErrorKind::ShapeOverflow, format!("{file}: the tensors together are too large")));
+            return Err(Error::new(
+                ErrorKind::ShapeOverflow,
+                format!("{file}: the tensors together are too large"),
+            ));
         };
         slots.iter_mut().for_each(|s| s.start += start);
         Ok(Self { header: [&size.to_le_bytes()[..], &json].concat(), slots, len })

@@ -130,11 +130,11 @@ fn reads_side_files() {
     let checkpoint = open(tiny()).unwrap();
     assert_eq!(checkpoint.generation().eos, [2036, 2034]);
     assert_eq!(
-        &*checkpoint.file("tokenizer.json").unwrap(),
+        &*checkpoint.file("tokenizer.json").unwrap().unwrap(),
         fs::read(tiny().join("tokenizer.json")).unwrap()
     );
     for name in ["nothing.json", "../tiny/config.json", "", ".", "..", "/etc/hostname"] {
-        assert!(checkpoint.file(name).is_none(), "{name}");
+        assert!(checkpoint.file(name).unwrap().is_none(), "{name}");
     }
 }
 
@@ -168,7 +168,93 @@ fn embedded_equals_directory() {
     assert_eq!((embedded.config(), embedded.inventory()), (directory.config(), directory.inventory()));
     let (a, b) = (embedded.weights().unwrap(), directory.weights().unwrap());
     assert_eq!(bytes(&a.layers[7].moe.experts[31].up), bytes(&b.layers[7].moe.experts[31].up));
-    assert!(embedded.file("tokenizer.json").is_some() && embedded.file("x").is_none());
+    assert!(embedded.file("tokenizer.json").unwrap().is_some() && embedded.file("x").unwrap().is_none());
+}
+
+/// Makes a named pipe, which an ordinary open for reading would wait on for ever.
+#[cfg(unix)]
+fn make_pipe(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_by_name_and_never_waited_for() {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    let index = "model.safetensors.index.json";
+    let refused = |dir: &Path, name: &str, what: &str| {
+        for error in [open(dir).err(), open(dir).ok().and_then(|c| c.file(name).err())] {
+            let Some(error) = error else { continue };
+            assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
+            assert!(error.to_string().contains(name) && error.to_string().contains(what), "{error}");
+            return;
+        }
+        panic!("{name} was accepted");
+    };
+    let names = ["config.json", "generation_config.json", "model.safetensors", index, "tokenizer.json"];
+    for name in names {
+        for what in ["a named pipe", "a directory", "a socket", "a device"] {
+            let dir = variant(&golden("tiny_a"), |_| {});
+            let path = dir.0.join(name);
+            let _ = fs::remove_file(&path);
+            let _listener = match what {
+                "a named pipe" => {
+                    // Through a link, as a real one would come.
+                    make_pipe(&dir.0.join("pipe"));
+                    symlink(dir.0.join("pipe"), &path).unwrap();
+                    None
+                }
+                "a directory" => {
+                    fs::create_dir(&path).unwrap();
+                    None
+                }
+                "a device" => {
+                    symlink("/dev/zero", &path).unwrap();
+                    None
+                }
+                _ => Some(UnixListener::bind(&path).unwrap()),
+            };
+            refused(&dir.0, name, what);
+        }
+    }
+    // A link to a regular file is a regular file: caches keep checkpoints so.
+    let dir = variant(&golden("tiny_a"), |_| {});
+    fs::rename(dir.0.join("config.json"), dir.0.join("blob")).unwrap();
+    symlink("blob", dir.0.join("config.json")).unwrap();
+    open(&dir.0).unwrap();
+}
+
+#[test]
+fn a_side_file_that_cannot_be_read_is_an_error_and_not_absent() {
+    let dir = variant(&golden("tiny_a"), |_| {});
+    let long = fs::File::create(dir.0.join("tokenizer.json")).unwrap();
+    long.set_len((1 << 28) + 1).unwrap();
+    let checkpoint = open(&dir.0).unwrap();
+    let error = checkpoint.file("tokenizer.json").unwrap_err();
+    assert!(
+        error.to_string().contains("tokenizer.json") && error.to_string().contains("268435456"),
+        "{error}"
+    );
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        symlink("nowhere", dir.0.join("chat_template.jinja")).unwrap();
+        let path = dir.0.join("secret.json");
+        fs::write(&path, "{}").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+        let checkpoint = open(&dir.0).unwrap();
+        let error = checkpoint.file("chat_template.jinja").unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::MissingFile && error.to_string().contains("chat_template"),
+            "{error}"
+        );
+        // Root reads everything.
+        if fs::read(&path).is_err() {
+            let error = checkpoint.file("secret.json").unwrap_err();
+            assert!(error.kind() == ErrorKind::Io && error.to_string().contains("secret.json"), "{error}");
+        }
+    }
 }
 
 /// Names of all prefixes give the same weights.
@@ -334,6 +420,71 @@ fn w4a4_needs_every_activation_scale() {
     assert!(!open(&most.0).unwrap().declared_w4a4());
 }
 
+/// Replaces the routed experts of a main layer by BF16 ones.
+fn plain_experts(tensors: &mut Tensors, layer: usize) {
+    let stem = format!("model.language_model.layers.{layer}.mlp.experts.");
+    let names: Vec<String> =
+        tensors.keys().filter(|n| n.starts_with(&stem) && n.ends_with("_proj.weight")).cloned().collect();
+    for name in names {
+        let codes = tensors.remove(&name).unwrap();
+        let shape = vec![codes.shape[0], 2 * codes.shape[1]];
+        let data = vec![0; 2 * shape[0] * shape[1]];
+        for suffix in ["_scale", "_scale_2"] {
+            tensors.remove(&format!("{name}{suffix}"));
+        }
+        tensors.remove(&name.replace(".weight", ".input_scale"));
+        tensors.insert(name, Tensor { dtype: "BF16".into(), shape, data });
+    }
+}
+
+#[test]
+fn w4a4_does_not_ask_for_scales_of_experts_in_other_formats() {
+    let base = golden("tiny_nvfp4");
+    let layers = open(&base).unwrap().config().num_layers;
+    let mixed = open(&variant(&base, |t| plain_experts(t, 1)).0).unwrap();
+    assert!(mixed.declared_w4a4());
+    assert_eq!(mixed.weights().unwrap().layers[1].moe.experts[0].gate.format(), "bf16");
+    let plain = variant(&base, |t| (0..layers).for_each(|layer| plain_experts(t, layer)));
+    assert!(!open(&plain.0).unwrap().declared_w4a4(), "no NVFP4 expert at all");
+    let unscaled = variant(&base, |t| {
+        plain_experts(t, 1);
+        t.remove("model.language_model.layers.2.mlp.experts.3.up_proj.input_scale");
+    });
+    assert!(!open(&unscaled.0).unwrap().declared_w4a4());
+}
+
+#[test]
+fn a_global_scale_of_zero_is_an_expert_of_zeros() {
+    let base = golden("tiny_nvfp4");
+    let name = "model.language_model.layers.0.mlp.experts.1.up_proj";
+    let dir = variant(&base, |t| t.get_mut(&format!("{name}.weight_scale_2")).unwrap().data = vec![0; 4]);
+    let weights = open(&dir.0).unwrap().weights().unwrap();
+    let MatrixData::Nvfp4 { weight_scale_2, .. } = weights.layers[0].moe.experts[1].up.data else { panic!() };
+    assert_eq!(weight_scale_2, 0.0);
+    // Its reciprocal is none.
+    let dir = variant(&base, |t| {
+        round_scales(t);
+        to_compressed_tensors(t);
+        t.get_mut(&format!("{name}.weight_global_scale")).unwrap().data = vec![0; 4];
+    });
+    let error = open(&dir.0).unwrap().weights().unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::BadValue && error.to_string().contains("weight_global_scale"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_head_beside_tied_embeddings_is_listed_once_with_what_to_do() {
+    let dir = with_config(&golden("tiny_bf16"), |config| config["tie_word_embeddings"] = json!(true));
+    let error = open(&dir.0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Census);
+    assert_eq!(error.details().len(), 1, "{error}");
+    let text = error.to_string();
+    assert_eq!(text.matches("lm_head.weight").count(), 1, "{text}");
+    assert!(text.contains("1 unexpected") && text.contains("set it to false"), "{text}");
+}
+
 #[test]
 fn impossible_scales_name_their_tensor() {
     let expert = "model.language_model.layers.0.mlp.experts.1.up_proj";
@@ -346,10 +497,11 @@ fn impossible_scales_name_their_tensor() {
     for code in [0x7F, 0xFF, 0x81, 0xFE] {
         bad(format!("{expert}.weight_scale"), &|t| t.data[77] = code);
     }
-    for value in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
+    for value in [f32::NAN, f32::INFINITY, -1.0] {
         bad(format!("{expert}.weight_scale_2"), &|t| t.data = value.to_le_bytes().to_vec());
         bad(format!("{expert}.input_scale"), &|t| t.data = value.to_le_bytes().to_vec());
     }
+    bad(format!("{expert}.input_scale"), &|t| t.data = vec![0; 4]);
     bad(format!("{expert}.weight_scale_inv"), &|t| t.data[2..4].copy_from_slice(&[0xC0, 0x7F]));
     bad("model.language_model.layers.0.linear_attn.A_log".into(), &|t| {
         t.data[..2].copy_from_slice(&[0x80, 0x7F])

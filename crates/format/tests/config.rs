@@ -102,8 +102,31 @@ fn accepts_the_spellings_seen_in_the_wild() {
     assert_eq!(parse(&changed("eos_token_id", json!([5, 6]))).unwrap().eos, [5, 6]);
     assert_eq!(parse(&changed("split_ngram_parts", Value::Null)).unwrap().ple.unwrap().parts, 512);
     assert_eq!(parse(&changed("indexer_budget", json!(130))).unwrap().indexer.top_blocks(), 32);
-    assert!(parse(&changed("ple_layer_ids", json!([]))).unwrap().ple.is_none());
     assert!(!parse(&changed("norm_topk_prob", json!(false))).unwrap().moe.norm_topk);
+}
+
+#[test]
+fn ple_layer_ids_are_a_set() {
+    let layers = |ids: Value| parse(&changed("ple_layer_ids", ids)).unwrap().ple.unwrap().layers;
+    for ids in [json!([2, 5]), json!([5, 2]), json!([2, 5, 5]), json!([5, 2, 2, 5, 2])] {
+        assert_eq!(layers(ids.clone()), [1, 4], "{ids}");
+    }
+    // The limit is on different layers.
+    assert_eq!(layers(json!(vec![3; 100])), [2]);
+}
+
+#[test]
+fn a_model_without_ngram_layers_needs_no_ngram_keys() {
+    for ids in [Some(json!([])), Some(Value::Null), None] {
+        let mut config = config_value(&tiny());
+        let text = config["text_config"].as_object_mut().unwrap();
+        let wanted = |key: &str| !key.contains("ngram") && !key.starts_with("ple_") && key != "seed";
+        text.retain(|key, _| wanted(key));
+        if let Some(ids) = &ids {
+            text.insert("ple_layer_ids".into(), ids.clone());
+        }
+        assert!(parse(&config).unwrap().ple.is_none(), "{ids:?}");
+    }
 }
 
 #[test]
@@ -124,6 +147,7 @@ fn refuses_every_missing_key() {
         "bos_token_id",
         "layer_types",
         "rope_parameters",
+        "ple_layer_ids",
     ];
     for key in full["text_config"].as_object().unwrap().keys() {
         let mut config = full.clone();
@@ -204,8 +228,8 @@ fn refuses_values_that_do_not_fit_together() {
     refused("indexer_budget", json!(3), &["from 4"]);
     refused("ple_layer_ids", json!([0]), &[]);
     refused("ple_layer_ids", json!([9]), &["8"]);
-    refused("ple_layer_ids", json!([2, 2]), &[]);
     refused("ple_layer_ids", json!(2), &[]);
+    refused("ple_layer_ids", json!("none"), &[]);
     refused("layer_types", json!(["linear_attention"]), &["8"]);
     refused("layer_types", json!(vec!["sliding"; 8]), &["indexed_attention"]);
     for (factor, says) in

@@ -7,6 +7,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use castiron_format::ErrorKind;
 use castiron_format::safetensors::{MAX_HEADER, read_header};
 use common::{GOLDENS, golden, raw_file, root, tiny};
@@ -142,6 +144,34 @@ fn refuses_overlaps() {
     refused(&pair("[0,4]", "[0,4]"), 4, ErrorKind::Overlap, &["\"a\"", "\"b\""]);
     refused(&pair("[0,4]", "[5,9]"), 9, ErrorKind::Gap, &["\"b\""]);
     read_header("x", &raw_file(&pair("[4,8]", "[0,4]"), &[0; 8])).unwrap();
+}
+
+#[test]
+fn an_overlap_is_told_before_the_gap_it_makes() {
+    // c starts too early: bytes 4 to 8 are free before b, and c lies inside b.
+    let header = concat!(
+        r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]},"#,
+        r#""c":{"dtype":"U8","shape":[4],"data_offsets":[10,14]}}"#
+    );
+    refused(header, 14, ErrorKind::Overlap, &["\"b\"", "\"c\""]);
+}
+
+/// Header of `count` tensors without elements.
+fn empty_tensors(count: usize) -> String {
+    let entry = |i: usize| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+    let entries: Vec<String> = (0..count).map(entry).collect();
+    format!("{{{}}}", entries.join(","))
+}
+
+#[test]
+fn the_number_of_tensors_is_capped_while_parsing() {
+    let bytes = raw_file(&empty_tensors(1_000_000), &[]);
+    let start = Instant::now();
+    bytes_refused(&bytes, ErrorKind::HeaderTooLarge, &["500000 tensors"]);
+    // Well below a second in an optimised build on an idle machine.
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+    let header = read_header("x", &raw_file(&empty_tensors(1_000), &[])).unwrap();
+    assert_eq!(header.tensors.len(), 1_000);
 }
 
 #[test]

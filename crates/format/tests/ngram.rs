@@ -10,7 +10,7 @@ mod common;
 use castiron_format::Config;
 use castiron_format::ErrorKind;
 use castiron_format::ngram::Hash;
-use common::{config_value, golden, i64s, open, read, read_dir, tiny, variant};
+use common::{config_value, golden, i64s, open, read, read_dir, tiny, variant, with_config};
 use serde_json::json;
 
 /// The released configuration as far as the hash goes.
@@ -100,6 +100,29 @@ fn golden_rows() {
             }
             let state = i64s(&tensors[&format!("state.{layer}.ple.ids")]);
             assert_eq!(state.len(), hash.history());
+        }
+    }
+}
+
+/// The position in the sorted list of different layers seeds the hash, as in the reference.
+#[test]
+fn order_and_repeats_of_ple_layer_ids_do_not_change_the_rows() {
+    let base = golden("tiny_b");
+    let tensors = read(&base.join("golden.safetensors"));
+    let ids: Vec<u32> = i64s(&tensors["input_ids"]).iter().map(|&n| n as u32).collect();
+    for list in [json!([5, 2]), json!([2, 5, 5])] {
+        let dir = with_config(&base, |config| {
+            let object = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+            object["ple_layer_ids"] = list.clone();
+        });
+        let checkpoint = open(&dir.0).unwrap();
+        checkpoint.weights().unwrap();
+        for (number, layer) in [1, 4].into_iter().enumerate() {
+            checkpoint.ngram_table(layer, castiron_format::TableMode::Memory).unwrap();
+            let hash = Hash::derive(checkpoint.config(), number).unwrap();
+            let want = i64s(&tensors[&format!("layer.{layer}.ple.rows")]);
+            let rows = hash.rows_of(&[], &ids);
+            assert!(rows.iter().map(|&row| row as i64).eq(want), "{list} layer {layer}");
         }
     }
 }

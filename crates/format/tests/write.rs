@@ -89,7 +89,8 @@ fn layouts_that_are_no_files_are_refused() {
 #[test]
 fn tensors_are_filled_exactly() {
     let specs = [TensorSpec::new("a", Dtype::U8, [4]), TensorSpec::new("b", Dtype::F32, [1])];
-    let writer = || Writer::new("x", Vec::new(), Layout::new("x", &specs, &BTreeMap::new()).unwrap()).unwrap();
+    let writer =
+        || Writer::new("x", Vec::new(), Layout::new("x", &specs, &BTreeMap::new()).unwrap()).unwrap();
     let mut w = writer();
     w.append(0, &[1, 2, 3]).unwrap();
     let error = w.append(0, &[4, 5]).unwrap_err();

@@ -57,7 +57,9 @@ pub enum FaultKind {
 impl std::fmt::Display for FaultKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Experts(layer) => write!(f, "a value that is not finite reached the experts of layer {layer}"),
+            Self::Experts(layer) => {
+                write!(f, "a value that is not finite reached the experts of layer {layer}")
+            }
             Self::Selection(layer) => {
                 write!(f, "a value that is not finite reached the block selection of layer {layer}")
             }
@@ -88,7 +90,12 @@ impl Model {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn forward_traced(&mut self, rows: &[Row], held: &[Slot], trace: &mut dyn Trace) -> Result<Forward, Error> {
+    pub fn forward_traced(
+        &mut self,
+        rows: &[Row],
+        held: &[Slot],
+        trace: &mut dyn Trace,
+    ) -> Result<Forward, Error> {
         let mut segments = self.segments(rows, held)?;
         let tables = self.gather(rows, &segments, trace)?;
         let mut x = layer::embed(&self.weights.embed, rows.iter().map(|r| r.token), self.config.hc_count);
@@ -187,9 +194,16 @@ impl Model {
     }
 
     /// The stored table rows of every n-gram layer, `[rows, E]` each.
-    fn gather(&self, rows: &[Row], segments: &[Segment], trace: &mut dyn Trace) -> Result<Vec<Vec<f32>>, Error> {
+    fn gather(
+        &self,
+        rows: &[Row],
+        segments: &[Segment],
+        trace: &mut dyn Trace,
+    ) -> Result<Vec<Vec<f32>>, Error> {
         let mut tables = Vec::new();
-        for (index, ple) in self.weights.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.ple.as_ref()?))) {
+        for (index, ple) in
+            self.weights.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.ple.as_ref()?)))
+        {
             let heads = ple.hash.heads();
             let mut ids = vec![0u64; rows.len() * heads];
             for s in segments {
@@ -212,7 +226,13 @@ impl Model {
     }
 
     /// The final read and the logits of the rows that want them.
-    fn head(&self, rows: &[Row], x: &[f32], faults: &mut [Option<FaultKind>], trace: &mut dyn Trace) -> Vec<f32> {
+    fn head(
+        &self,
+        rows: &[Row],
+        x: &[f32],
+        faults: &mut [Option<FaultKind>],
+        trace: &mut dyn Trace,
+    ) -> Vec<f32> {
         let wide = self.config.wide();
         let wanted: Vec<usize> = (0..rows.len()).filter(|&r| rows[r].logits).collect();
         let x: Vec<f32> = wanted.iter().flat_map(|r| &x[r * wide..(r + 1) * wide]).copied().collect();
@@ -228,7 +248,13 @@ impl Model {
     }
 
     /// Moves histories forward, or leaves the windows of held slots open.
-    fn commit_segments(&mut self, rows: &[Row], segments: Vec<Segment>, x: &[f32], faults: &[Option<FaultKind>]) {
+    fn commit_segments(
+        &mut self,
+        rows: &[Row],
+        segments: Vec<Segment>,
+        x: &[f32],
+        faults: &[Option<FaultKind>],
+    ) {
         let wide = x.len() / rows.len();
         for mut segment in segments {
             let Some(stream) = self.streams[segment.slot.index as usize].as_mut() else { continue };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use castiron_exec::{Exec, Gdn, Hyper, Matrix, Moe, Ple, Qsa, Selection};
 
-use crate::forward::{FaultKind, Segment};
 use crate::Trace;
+use crate::forward::{FaultKind, Segment};
 use crate::load::{Layer, Mixer};
 use crate::state::{Cache, LayerState, Stream};
 
@@ -141,7 +141,9 @@ impl Rows<'_> {
 /// The residual write in an order that the law does not allow.
 fn write_unfused(x: &mut [f32], y: &[f32], gates: &[f32], streams: usize) {
     let size = y.len() * streams / gates.len();
-    for ((x, y), gates) in x.chunks_exact_mut(streams * size).zip(y.chunks_exact(size)).zip(gates.chunks_exact(streams)) {
+    for ((x, y), gates) in
+        x.chunks_exact_mut(streams * size).zip(y.chunks_exact(size)).zip(gates.chunks_exact(streams))
+    {
         for (x, &g) in x.chunks_exact_mut(size).zip(gates) {
             x.iter_mut().zip(y).for_each(|(x, &y)| *x += g * y);
         }
@@ -168,11 +170,22 @@ pub(crate) fn attend(
     let pooled = Matrix::from_floats(s.index_dim, cache.pooled.rows(0, blocks));
     let selections: Vec<Selection> = range
         .clone()
-        .map(|r| exec.qsa_select(s, &rows.index_q[r * index_width..(r + 1) * index_width], &pooled, positions[r] + 1))
+        .map(|r| {
+            exec.qsa_select(
+                s,
+                &rows.index_q[r * index_width..(r + 1) * index_width],
+                &pooled,
+                positions[r] + 1,
+            )
+        })
         .collect();
     if trace.wanted() {
         for selection in &selections {
-            trace.ids(Some(layer), "qsa.tokens", &selection.tokens.iter().map(|&t| t as u64).collect::<Vec<_>>());
+            trace.ids(
+                Some(layer),
+                "qsa.tokens",
+                &selection.tokens.iter().map(|&t| t as u64).collect::<Vec<_>>(),
+            );
         }
     }
     let start = range.start;

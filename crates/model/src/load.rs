@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use castiron_exec::{
-    self as exec, Codes, Exec, ExpertActivations, Gdn, GdnShape, Hyper, Moe, Numerics, Ple, Qsa,
-    QsaShape, Storage,
+    self as exec, Codes, Exec, ExpertActivations, Gdn, GdnShape, Hyper, Moe, Numerics, Ple, Qsa, QsaShape,
+    Storage,
 };
 use castiron_format::ngram::Hash;
 use castiron_format::{self as format, Activation, Checkpoint, Config, MatrixData, NgramTable};
 
-use crate::state::Stream;
 use crate::options::PlantedFault;
+use crate::state::Stream;
 use crate::{Error, Options, Slot};
 
 /// A model opened for inference.
@@ -98,7 +98,8 @@ impl Model {
         let numerics = Numerics { activations: options.activations, experts };
         let weights = Builder { config: &config, checkpoint, options }.weights(checkpoint.weights()?)?;
         Ok(Self {
-            identity: format!("{} {} {}", checkpoint.digest(), options.activations.name(), experts.name()).into(),
+            identity: format!("{} {} {}", checkpoint.digest(), options.activations.name(), experts.name())
+                .into(),
             exec: Exec::new(numerics, options.level, options.threads),
             context,
             weights,
@@ -168,7 +169,8 @@ impl Model {
 fn expert_mode(checkpoint: &Checkpoint, options: &Options) -> Result<ExpertActivations, Error> {
     match options.experts {
         Some(ExpertActivations::W4a4) if !checkpoint.declared_w4a4() => Err(Error::Options(
-            "w4a4 needs NVFP4 experts that all carry an input_scale, and this checkpoint has none; use w4a16".into(),
+            "w4a4 needs NVFP4 experts that all carry an input_scale, and this checkpoint has none; use w4a16"
+                .into(),
         )),
         Some(mode) => Ok(mode),
         None if checkpoint.declared_w4a4() => Ok(ExpertActivations::W4a4),

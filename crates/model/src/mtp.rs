@@ -65,7 +65,8 @@ impl Model {
             cache.append(exec, &w.qsa, &projected, range.clone());
             let at = (layers, range);
             let attention = &mut attention;
-            for row in layer::attend(exec, &w.qsa, cache, &projected, at, &positions, attention, &mut NoTrace) {
+            for row in layer::attend(exec, &w.qsa, cache, &projected, at, &positions, attention, &mut NoTrace)
+            {
                 faults[row] = Some(FaultKind::Selection(layers));
             }
         }
@@ -109,9 +110,7 @@ impl Model {
     pub fn draft_truncate(&mut self, slot: Slot, length: u32) -> Result<(), Error> {
         self.draft_length(slot)?;
         let ratio = self.config.indexer.ratio;
-        if let Some(cache) =
-            self.streams[slot.index as usize].as_mut().and_then(|s| s.state.mtp.as_mut())
-        {
+        if let Some(cache) = self.streams[slot.index as usize].as_mut().and_then(|s| s.state.mtp.as_mut()) {
             cache.truncate(length as usize, ratio);
         }
         Ok(())
@@ -119,7 +118,9 @@ impl Model {
 
     /// Checks the rows and fuses each token's embedding with its residual: `[rows, W]`.
     fn draft_inputs(&self, rows: &[DraftRow]) -> Result<Vec<f32>, Error> {
-        let Some(w) = &self.weights.mtp else { return Err(Error::Draft("this checkpoint has no draft head")) };
+        let Some(w) = &self.weights.mtp else {
+            return Err(Error::Draft("this checkpoint has no draft head"));
+        };
         if rows.is_empty() {
             return Err(Error::Batch("a draft needs at least one row"));
         }
@@ -155,18 +156,23 @@ impl Model {
             rows.get(r).is_some_and(|&(slot, position)| slot == row.slot && Some(position) == at)
         };
         let found = match row.wide {
-            Wide::Row(r) if made(&self.last_rows, r, Some(row.position)) => self.last_wide.get(r * wide..(r + 1) * wide),
+            Wide::Row(r) if made(&self.last_rows, r, Some(row.position)) => {
+                self.last_wide.get(r * wide..(r + 1) * wide)
+            }
             Wide::Draft(r) if made(&self.last_drafted, r, row.position.checked_sub(1)) => {
                 self.last_draft.get(r * wide..(r + 1) * wide)
             }
             Wide::Kept => {
                 let stream = self.stream(row.slot)?;
-                let last = stream.state.length.checked_sub(1) == Some(row.position) && stream.window.is_none();
+                let last =
+                    stream.state.length.checked_sub(1) == Some(row.position) && stream.window.is_none();
                 last.then_some(stream.state.wide.as_slice())
             }
             Wide::Row(_) | Wide::Draft(_) => None,
         };
-        found.ok_or(Error::Draft("a draft row names a residual that is not its own stream's at its own position"))
+        found.ok_or(Error::Draft(
+            "a draft row names a residual that is not its own stream's at its own position",
+        ))
     }
 
     fn check_draft(&self, rows: &[DraftRow]) -> Result<(), Error> {
@@ -181,7 +187,11 @@ impl Model {
             let end = self.draft_length(slot)?;
             for (i, row) in rows.iter().enumerate() {
                 if row.token as usize >= self.vocab() {
-                    return Err(Error::Token { token: row.token, position: row.position, vocab: self.vocab() });
+                    return Err(Error::Token {
+                        token: row.token,
+                        position: row.position,
+                        vocab: self.vocab(),
+                    });
                 }
                 if row.position >= self.context {
                     return Err(Error::Context { position: row.position, context: self.context });

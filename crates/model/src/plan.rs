@@ -181,7 +181,11 @@ pub fn plan(config: &Config, inventory: &Inventory, request: &PlanRequest) -> Pl
         lines.push(resident(name, one * streams, each(note, one)));
     }
     let snapshots = request.snapshots as u64 * streams;
-    lines.push(resident("snapshots", snapshot * snapshots, format!("{snapshots} of at most {snapshot} bytes")));
+    lines.push(resident(
+        "snapshots",
+        snapshot * snapshots,
+        format!("{snapshots} of at most {snapshot} bytes"),
+    ));
     let chunk = request.chunk.min(request.context as usize);
     lines.push(resident(
         "working memory",
@@ -208,7 +212,8 @@ pub fn advice(config: &Config, inventory: &Inventory, request: &PlanRequest, mem
         return out;
     }
     let file = PlanRequest { table: TableMode::File { cache_bytes: 64 << 20 }, ..request.clone() };
-    let saved = plan(config, inventory, request).needed().saturating_sub(plan(config, inventory, &file).needed());
+    let saved =
+        plan(config, inventory, request).needed().saturating_sub(plan(config, inventory, &file).needed());
     if request.table == TableMode::Memory && saved > 0 {
         let enough = if fits(&file) { "" } else { ", which is not enough alone" };
         out.push(format!("leave the n-gram table in the file (--table file): saves {saved} bytes{enough}"));
@@ -225,9 +230,11 @@ pub fn advice(config: &Config, inventory: &Inventory, request: &PlanRequest, mem
     // Each alone, then together with a smaller chunk.
     let context = largest(request.context, |context| fits(&PlanRequest { context, ..file.clone() }));
     out.extend(context.map(|n| format!("a smaller context (--context {n})")));
-    let streams = largest(request.streams as u32, |n| fits(&PlanRequest { streams: n as usize, ..file.clone() }));
+    let streams =
+        largest(request.streams as u32, |n| fits(&PlanRequest { streams: n as usize, ..file.clone() }));
     out.extend(streams.map(|n| format!("fewer streams (--streams {n})")));
-    let snapshots = (0..request.snapshots).rev().find(|&n| fits(&PlanRequest { snapshots: n, ..file.clone() }));
+    let snapshots =
+        (0..request.snapshots).rev().find(|&n| fits(&PlanRequest { snapshots: n, ..file.clone() }));
     out.extend(snapshots.map(|n| format!("fewer snapshots (--snapshots {n}); going back then costs more")));
     if context.is_none() {
         let least = PlanRequest { context: request.context, ..small };
@@ -282,14 +289,20 @@ fn decoded(c: &Config, inventory: &Inventory) -> PlanLine {
         floats += p.layers.len() as u64 * wide * (3 + p.conv_kernel as u64);
     }
     floats += c.mtp_layers as u64 * (wide + c.hidden_size as u64);
-    let formats = inventory.components.iter().flat_map(|c| &c.formats);
-    // One f32 for each block of codes, however the file stores it.
-    let fp8: u64 = formats.filter(|f| f.format == "fp8-block").map(|f| f.bytes).sum();
+    let of = |format: &str| -> u64 {
+        let formats = inventory.components.iter().flat_map(|c| &c.formats);
+        formats.filter(|f| f.format == format).map(|f| f.bytes).sum()
+    };
+    // One f32 for each block or row of codes, however the file stores it; most rows are about D long.
     let block = (castiron_format::FP8_BLOCK * castiron_format::FP8_BLOCK) as u64;
-    let scales = fp8.div_ceil(block) * 4;
+    let scales = of("fp8-block").div_ceil(block) * 4 + of("fp8-row") * 8 / c.hidden_size as u64;
     let matrices = layers * (3 * (c.moe.experts as u64 + 1) + 16);
     let bytes = floats * 4 + scales + matrices * MATRIX_BYTES;
-    resident("decoded vectors and scales", bytes, "norms, convolutions, block scales as f32, estimated".into())
+    resident(
+        "decoded vectors and scales",
+        bytes,
+        "norms, convolutions, block scales as f32, estimated".into(),
+    )
 }
 
 /// The row caches of a table in the file, one for each n-gram layer.
@@ -338,8 +351,7 @@ fn state_at(c: &Config, request: &PlanRequest, tokens: usize) -> StateBytes {
     });
     StateBytes {
         kv: attention * 2 * pages(tokens, kv, element),
-        index: attention
-            * (pages(tokens, index, element) + pages(tokens / c.indexer.ratio, index, element)),
+        index: attention * (pages(tokens, index, element) + pages(tokens / c.indexer.ratio, index, element)),
         recurrent: gdn * (g.value_heads * g.key_head_dim * g.value_head_dim * 4) as u64,
         conv: gdn * ((g.conv_kernel - 1) * c.gdn_channels() * 4) as u64 + ple.0 as u64 * 4,
         rest: ple.1 as u64 * 4 + if tokens > 0 { c.wide() as u64 * 4 } else { 0 },

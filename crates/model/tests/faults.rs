@@ -33,7 +33,8 @@ fn prompt(count: usize) -> Vec<u32> {
 #[test]
 fn a_score_that_is_not_a_number_is_a_fault_of_its_row_from_the_first_comparison_on() {
     for value in [f32::NAN, f32::INFINITY] {
-        let mut model = poisoned("model.layers.3.self_attn.indexer.index_qk_proj.weight", value, &f32_options());
+        let mut model =
+            poisoned("model.layers.3.self_attn.indexer.index_qk_proj.weight", value, &f32_options());
         let slot = model.new_stream().unwrap();
         let out = model.forward(&rows(slot, 0, &prompt(40)), &[]).unwrap();
         // 16 tokens of budget in blocks of 4: scores are compared once five blocks are complete.
@@ -41,7 +42,10 @@ fn a_score_that_is_not_a_number_is_a_fault_of_its_row_from_the_first_comparison_
         assert_eq!((first.row, first.kind), (19, FaultKind::Selection(3)));
         assert!(matches!(model.forward(&rows(slot, 40, &[1]), &[]), Err(Error::Faulty(_))));
         model.reset(slot).unwrap();
-        assert!(model.forward(&rows(slot, 0, &prompt(10)), &[]).unwrap().faults.is_empty(), "below the budget");
+        assert!(
+            model.forward(&rows(slot, 0, &prompt(10)), &[]).unwrap().faults.is_empty(),
+            "below the budget"
+        );
     }
 }
 

@@ -58,7 +58,11 @@ fn check_selections(g: &Golden, record: &Record, layers: usize, top_k: usize) {
                 .collect()
         };
         let want: Vec<u64> = g.ids(&format!("layer.{l}.moe.experts")).iter().map(|&e| e as u64).collect();
-        assert_eq!(sets(&record.ids[&(Some(l), "moe.experts")].concat()), sets(&want), "experts of layer {l}");
+        assert_eq!(
+            sets(&record.ids[&(Some(l), "moe.experts")].concat()),
+            sets(&want),
+            "experts of layer {l}"
+        );
         if let Some(got) = record.ids.get(&(Some(l), "ple.rows")) {
             let want: Vec<u64> = g.ids(&format!("layer.{l}.ple.rows")).iter().map(|&e| e as u64).collect();
             assert_eq!(got.concat(), want, "n-gram rows of layer {l}");

@@ -88,8 +88,14 @@ fn working_memory_and_weights_are_close() {
         let opened = NOW.load(Ordering::Relaxed) - before;
         let rows = 128;
         let ids: Vec<u32> = (0..2 * rows).map(|i| id(i as u64, model.vocab())).collect();
-        let mut row = |i: usize| castiron_model::Row { slot, position: i as u32, token: ids[i], logits: i + 1 == 2 * rows };
-        let (first, second): (Vec<_>, Vec<_>) = ((0..rows).map(&mut row).collect(), (rows..2 * rows).map(&mut row).collect());
+        let mut row = |i: usize| castiron_model::Row {
+            slot,
+            position: i as u32,
+            token: ids[i],
+            logits: i + 1 == 2 * rows,
+        };
+        let (first, second): (Vec<_>, Vec<_>) =
+            ((0..rows).map(&mut row).collect(), (rows..2 * rows).map(&mut row).collect());
         model.forward(&first, &[]).unwrap();
         let start = NOW.load(Ordering::Relaxed);
         let state = model.state_bytes(slot).unwrap().total();
@@ -104,7 +110,10 @@ fn working_memory_and_weights_are_close() {
         let planned = plan(checkpoint.config(), &checkpoint.inventory(), &request);
         let line = |name: &str| planned.lines.iter().find(|l| l.name == name).unwrap().bytes;
         let working = line("working memory");
-        assert!(measured <= working && working <= 3 * measured, "{name}: {measured} measured, {working} planned");
+        assert!(
+            measured <= working && working <= 3 * measured,
+            "{name}: {measured} measured, {working} planned"
+        );
         let (decoded, fresh) = (line("decoded vectors and scales"), planned.state.copied());
         let opened = opened as u64;
         assert!(
@@ -137,8 +146,11 @@ fn a_file_backed_table_does_not_count_and_one_in_memory_does() {
     let (config, inventory) = (checkpoint.config(), checkpoint.inventory());
     let table = inventory.components.iter().find(|c| c.name == "n-gram table").unwrap().bytes;
     let file = plan(config, &inventory, &request(1000, Activations::Bf16));
-    let memory =
-        plan(config, &inventory, &PlanRequest { table: TableMode::Memory, ..request(1000, Activations::Bf16) });
+    let memory = plan(
+        config,
+        &inventory,
+        &PlanRequest { table: TableMode::Memory, ..request(1000, Activations::Bf16) },
+    );
     assert!(file.bytes(Use::Untouched) >= table);
     let cache = file.lines.iter().find(|l| l.name == "row cache").unwrap().bytes;
     assert_eq!(memory.needed(), file.needed() + table - cache);
@@ -174,7 +186,11 @@ fn verdicts_and_advice_follow_the_memory() {
     assert!(advice(config, &inventory, &wanted, 1 << 20).join("\n").contains("no setting fits"));
     let memory = PlanRequest { table: TableMode::Memory, ..wanted };
     let text = advice(config, &inventory, &memory, half).join("\n");
-    let smaller = plan(config, &inventory, &PlanRequest { table: TableMode::File { cache_bytes: 64 << 20 }, ..memory.clone() });
+    let smaller = plan(
+        config,
+        &inventory,
+        &PlanRequest { table: TableMode::File { cache_bytes: 64 << 20 }, ..memory.clone() },
+    );
     let saves = smaller.needed() < plan(config, &inventory, &memory).needed();
     assert_eq!(text.contains("--table file"), saves, "only when it helps: {text}");
 }

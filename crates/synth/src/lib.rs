@@ -22,6 +22,8 @@ mod sink;
 
 pub use error::{Error, Result};
 pub use generate::{Changes, Preset, Synth};
-pub use quantize::{Dense, Draft, Experts, InputScales, Quantize, Scales, Table, quantize, quantize_in_memory};
+pub use quantize::{
+    Dense, Draft, Experts, InputScales, Quantize, Scales, Table, quantize, quantize_in_memory,
+};
 pub use report::{Errors, Report};
 pub use sink::{Progress, Run};

@@ -58,7 +58,11 @@ pub(crate) fn role(name: &str) -> Role<'_> {
     }
     if let Some(at) = module.find(".ngram_embedding").map(|at| at + ".ngram_embedding".len()) {
         let rest = &module[at..];
-        return if rest.is_empty() || rest.starts_with(".shard_") { Role::Table(&module[..at]) } else { Role::Other };
+        return if rest.is_empty() || rest.starts_with(".shard_") {
+            Role::Table(&module[..at])
+        } else {
+            Role::Other
+        };
     }
     let head = module == "lm_head" || module == "language_model.lm_head";
     if head || DENSE.iter().any(|end| module.ends_with(end)) { Role::Dense(module) } else { Role::Other }
@@ -73,8 +77,14 @@ mod tests {
         let p = "model.language_model.layers.7.mlp.";
         assert_eq!(role(&format!("{p}experts.gate_up_proj")), Role::FusedGateUp(&format!("{p}experts")));
         assert_eq!(role(&format!("{p}experts.down_proj")), Role::FusedDown(&format!("{p}experts")));
-        assert_eq!(role("mtp.layers.0.mlp.experts.3.up_proj.weight"), Role::Expert("mtp.layers.0.mlp.experts.3.up_proj"));
-        assert_eq!(role(&format!("{p}shared_expert.down_proj.weight")), Role::Dense(&format!("{p}shared_expert.down_proj")));
+        assert_eq!(
+            role("mtp.layers.0.mlp.experts.3.up_proj.weight"),
+            Role::Expert("mtp.layers.0.mlp.experts.3.up_proj")
+        );
+        assert_eq!(
+            role(&format!("{p}shared_expert.down_proj.weight")),
+            Role::Dense(&format!("{p}shared_expert.down_proj"))
+        );
         let table = "model.layers.1.ple.ple_embedding.ngram_embedding";
         assert_eq!(role(&format!("{table}.shard_12.weight")), Role::Table(table));
         assert_eq!(role(&format!("{table}.weight")), Role::Table(table));
@@ -87,7 +97,11 @@ mod tests {
         ] {
             assert_eq!(role(&format!("{p}{kept}")), Role::Other, "{kept}");
         }
-        for kept in ["model.embed_tokens.weight", "model.layers.0.linear_attn.conv1d.weight", "model.layers.0.linear_attn.A_log"] {
+        for kept in [
+            "model.embed_tokens.weight",
+            "model.layers.0.linear_attn.conv1d.weight",
+            "model.layers.0.linear_attn.A_log",
+        ] {
             assert_eq!(role(kept), Role::Other, "{kept}");
         }
         assert_eq!(role("lm_head.weight"), Role::Dense("lm_head"));

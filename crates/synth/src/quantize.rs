@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use castiron_format::safetensors::{Dtype, read_header};
-use castiron_format::{Checkpoint, Source};
+use castiron_format::{Checkpoint, ErrorKind, Source};
 
 use crate::names::{Role, is_draft, role};
 use crate::origin::{Origin, Stored, Tensor};
@@ -90,7 +90,8 @@ impl InputScales {
             if !tensor.name.ends_with(".input_scale") {
                 continue;
             }
-            let value = bytes.get(tensor.range.clone()).and_then(|b| b.try_into().ok()).map(f32::from_le_bytes);
+            let value =
+                bytes.get(tensor.range.clone()).and_then(|b| b.try_into().ok()).map(f32::from_le_bytes);
             match value {
                 Some(x) if tensor.dtype == Dtype::F32 && x.is_finite() && x > 0.0 => {
                     scales.insert(tensor.name, x);
@@ -180,9 +181,14 @@ fn side_files(checkpoint: &Checkpoint, plan: &Plan) -> Result<(Files, Vec<String
             continue;
         }
         match checkpoint.file(name) {
-            Some(text) if name == CONFIG => files.push((name.to_owned(), updated(&text, plan)?)),
-            Some(bytes) => files.push((name.to_owned(), bytes)),
-            None => notes.push(format!("{name} is no file of at most 256 MiB and was not copied")),
+            Ok(Some(text)) if name == CONFIG => files.push((name.to_owned(), updated(&text, plan)?)),
+            Ok(Some(bytes)) => files.push((name.to_owned(), bytes)),
+            Ok(None) => notes.push(format!("{name} is no plain file name and was not copied")),
+            // A directory, say, or too large. What is a file but cannot be read would be missed later.
+            Err(e) if matches!(e.kind(), ErrorKind::NotAFile | ErrorKind::BadJson) => {
+                notes.push(format!("not copied: {e}"));
+            }
+            Err(e) => return Err(e.into()),
         }
     }
     Ok((files, notes))
@@ -325,8 +331,9 @@ fn plain(tensor: &Tensor, flag: &str) -> Result<()> {
 fn shape<const N: usize>(tensor: &Tensor) -> Result<[usize; N]> {
     match <[usize; N]>::try_from(tensor.shape.as_slice()) {
         Ok(shape) => Ok(shape),
-        Err(_) => {
-            Error::refused(format!("tensor {:?} of shape {:?} has not {N} dimensions", tensor.name, tensor.shape))
-        }
+        Err(_) => Error::refused(format!(
+            "tensor {:?} of shape {:?} has not {N} dimensions",
+            tensor.name, tensor.shape
+        )),
     }
 }

@@ -73,7 +73,8 @@ impl Folder {
                 path.display()
             ));
         }
-        let partial = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
+        let partial =
+            path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
         fs::create_dir(&partial).map_err(|e| Error::Io(format!("cannot write {}", path.display()), e))?;
         Ok(Self { path: path.to_path_buf(), partial })
     }
@@ -163,8 +164,9 @@ pub(crate) fn make(
     let tensors = job.shards.iter().map(|s| s.tensors.len()).sum();
     for (name, bytes) in side_files.into_iter().chain([(INDEX.to_owned(), job.index().into())]) {
         match job.folder {
-            Some(folder) => fs::write(folder.join(&name), &bytes)
-                .map_err(|e| Error::Io(format!("writing {name}"), e))?,
+            Some(folder) => {
+                fs::write(folder.join(&name), &bytes).map_err(|e| Error::Io(format!("writing {name}"), e))?
+            }
             None => files.push((name, bytes)),
         }
     }

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use castiron_format::{Checkpoint, MatrixData, Source};
 use castiron_model::{ExpertActivations, Model, Options};
 use castiron_synth::{
-    Changes, Dense, Draft, Error, Experts, InputScales, Preset, Quantize, Run, Scales, Synth, Table, quantize,
-    quantize_in_memory,
+    Changes, Dense, Draft, Error, Experts, InputScales, Preset, Quantize, Run, Scales, Synth, Table,
+    quantize, quantize_in_memory,
 };
 use common::{digest, disk, rows};
 
@@ -30,7 +30,8 @@ fn memory(checkpoint: &Checkpoint, options: &Quantize) -> Checkpoint {
 /// A BF16 checkpoint whose matrices have ragged 128-blocks.
 fn ragged() -> Checkpoint {
     let mut config = Preset::Micro.config();
-    Changes { hidden: Some(144), intermediate: Some(160), experts: Some(3), ..Changes::default() }.apply(&mut config);
+    Changes { hidden: Some(144), intermediate: Some(160), experts: Some(3), ..Changes::default() }
+        .apply(&mut config);
     Synth { seed: 3, ..Synth::new(config) }.checkpoint().unwrap()
 }
 
@@ -46,7 +47,12 @@ fn tensors(checkpoint: &Checkpoint) -> Tensors {
 
 fn floats(bytes: &[u8], dtype: &str) -> Vec<f32> {
     match dtype {
-        "BF16" => bytes.as_chunks::<2>().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect(),
+        "BF16" => bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16))
+            .collect(),
         "F32" => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         other => panic!("{other} is no plain dtype"),
     }
@@ -102,7 +108,11 @@ fn expert(all: &Tensors, module: &str) -> (Vec<f32>, usize, usize) {
 }
 
 fn modules(all: &Tensors, end: &str) -> Vec<String> {
-    all.keys().filter(|n| n.contains(".experts.")).filter_map(|n| n.strip_suffix(end)).map(str::to_owned).collect()
+    all.keys()
+        .filter(|n| n.contains(".experts."))
+        .filter_map(|n| n.strip_suffix(end))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -140,7 +150,8 @@ fn block_fp8_is_the_documented_rule() {
 fn nvfp4_is_the_documented_rule() {
     let input = ragged();
     let table = e4m3();
-    let options = Quantize { experts: Experts::Nvfp4, draft: Draft::As(Experts::Nvfp4), ..Quantize::default() };
+    let options =
+        Quantize { experts: Experts::Nvfp4, draft: Draft::As(Experts::Nvfp4), ..Quantize::default() };
     let made = memory(&input, &options);
     let (before, after) = (tensors(&input), tensors(&made));
     let modules = modules(&after, ".weight_scale_2");
@@ -152,7 +163,8 @@ fn nvfp4_is_the_documented_rule() {
         let (_, shape, bytes) = &after[&format!("{module}.weight_scale_2")];
         let scale_2 = floats(bytes, "F32")[0];
         assert!(shape.is_empty() && scale_2 == amax / 2688.0);
-        let (codes, scales) = (&after[&format!("{module}.weight")].2, &after[&format!("{module}.weight_scale")].2);
+        let (codes, scales) =
+            (&after[&format!("{module}.weight")].2, &after[&format!("{module}.weight_scale")].2);
         assert_eq!((codes.len(), scales.len()), (rows * cols / 2, rows * cols / 16));
         for (g, group) in w.chunks(16).enumerate() {
             let amax = group.iter().map(|x| x.abs()).fold(0.0, f32::max);
@@ -190,11 +202,15 @@ fn a_table_has_one_scale_and_dense_rows_have_one_each() {
         assert!(values(shard).iter().zip(&after[shard].2).all(|(w, c)| *c == fp8_code(*w, scale, &table)));
     }
     let mut count = 0;
-    for (name, (dtype, shape, bytes)) in after.iter().filter(|(n, _)| n.ends_with(".weight_scale") && !n.contains("ngram")) {
+    for (name, (dtype, shape, bytes)) in
+        after.iter().filter(|(n, _)| n.ends_with(".weight_scale") && !n.contains("ngram"))
+    {
         let weight = format!("{}.weight", name.strip_suffix(".weight_scale").unwrap());
         let (w, cols) = (values(&weight), before[&weight].1[1]);
         assert_eq!((dtype.as_str(), shape.as_slice()), ("F32", &[w.len() / cols, 1][..]));
-        for ((row, codes), scale) in w.chunks(cols).zip(after[&weight].2.chunks(cols)).zip(floats(bytes, "F32")) {
+        for ((row, codes), scale) in
+            w.chunks(cols).zip(after[&weight].2.chunks(cols)).zip(floats(bytes, "F32"))
+        {
             assert_eq!(scale, row.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 448.0);
             assert!(row.iter().zip(codes).all(|(w, c)| *c == fp8_code(*w, scale, &table)), "{weight}");
         }
@@ -207,12 +223,24 @@ fn a_table_has_one_scale_and_dense_rows_have_one_each() {
 #[test]
 fn what_must_not_be_quantised_is_copied_bit_for_bit() {
     let input = open(&golden("tiny_bf16"));
-    let options = Quantize { experts: Experts::Fp8, table: Table::Fp8, dense: Dense::Fp8Row, ..Quantize::default() };
+    let options =
+        Quantize { experts: Experts::Fp8, table: Table::Fp8, dense: Dense::Fp8Row, ..Quantize::default() };
     let made = memory(&input, &options);
     let (before, after) = (tensors(&input), tensors(&made));
     let kept = [
-        "norm", "mlp.gate.", "shared_expert_gate", "block_inject", "A_log", "dt_bias", "conv1d", "in_proj_a",
-        "in_proj_b", "index_qk", "embed_tokens", "multipliers", "ngram_heads",
+        "norm",
+        "mlp.gate.",
+        "shared_expert_gate",
+        "block_inject",
+        "A_log",
+        "dt_bias",
+        "conv1d",
+        "in_proj_a",
+        "in_proj_b",
+        "index_qk",
+        "embed_tokens",
+        "multipliers",
+        "ngram_heads",
     ];
     for word in kept {
         let names: Vec<_> = before.keys().filter(|n| n.contains(word)).collect();
@@ -224,7 +252,7 @@ fn what_must_not_be_quantised_is_copied_bit_for_bit() {
     // Nothing asked: everything is a copy, and so is the configuration.
     let copy = memory(&input, &Quantize::default());
     assert_eq!(tensors(&copy), before);
-    assert_eq!(&*copy.file("config.json").unwrap(), &*input.file("config.json").unwrap());
+    assert_eq!(&*copy.file("config.json").unwrap().unwrap(), &*input.file("config.json").unwrap().unwrap());
 }
 
 fn logits(checkpoint: &Checkpoint) -> Vec<u32> {
@@ -254,7 +282,8 @@ fn converting_and_loading_equals_quantising_at_load() {
     let mut seen = std::collections::BTreeSet::new();
     for (i, options) in choices().iter().enumerate() {
         let path = dir.path().join(i.to_string());
-        let report = quantize(&input, options, &path, &Run { shard_bytes: 100_000, ..Run::default() }).unwrap();
+        let report =
+            quantize(&input, options, &path, &Run { shard_bytes: 100_000, ..Run::default() }).unwrap();
         let run = Run { shard_bytes: 100_000, threads: 3, ..Run::default() };
         let (source, other) = quantize_in_memory(&input, options, &run).unwrap();
         assert_eq!(digest(&source), digest(&disk(&path)), "{options:?}");
@@ -269,7 +298,8 @@ fn converting_and_loading_equals_quantising_at_load() {
 #[test]
 fn errors_are_small_and_reported_by_kind() {
     let input = open(&golden("tiny_bf16"));
-    let options = Quantize { experts: Experts::Fp8, table: Table::Fp8, dense: Dense::Fp8Row, ..Quantize::default() };
+    let options =
+        Quantize { experts: Experts::Fp8, table: Table::Fp8, dense: Dense::Fp8Row, ..Quantize::default() };
     let (source, report) = quantize_in_memory(&input, &options, &Run::default()).unwrap();
     let kinds: Vec<&str> = report.errors.iter().map(|e| e.kind.as_str()).collect();
     assert_eq!(
@@ -284,7 +314,10 @@ fn errors_are_small_and_reported_by_kind() {
     for e in &report.errors {
         // Three fraction bits: half a step is at most 1/16 of a value, a uniform error in it about 0.026 of it.
         assert!(e.relative_rms > 0.005 && e.relative_rms < 0.04, "{e:?}");
-        assert!(e.max_abs.is_finite() && e.max_abs > 0.0 && e.clipped < 0.01 && e.zero_blocks < 0.01, "{e:?}");
+        assert!(
+            e.max_abs.is_finite() && e.max_abs > 0.0 && e.clipped < 0.01 && e.zero_blocks < 0.01,
+            "{e:?}"
+        );
     }
     assert_eq!(report.errors[3].tensors, 4 * 16 * 3);
     let logits = logits(&Checkpoint::open(source).unwrap());
@@ -328,18 +361,21 @@ fn input_scales_make_a_checkpoint_for_four_bit_activations() {
 fn side_files_come_along_and_the_configuration_says_what_was_done() {
     let input = open(&golden("tiny_bf16"));
     let config = |options: &Quantize| -> serde_json::Value {
-        serde_json::from_slice(&memory(&input, options).file("config.json").unwrap()).unwrap()
+        serde_json::from_slice(&memory(&input, options).file("config.json").unwrap().unwrap()).unwrap()
     };
     let fp8 = config(&Quantize { experts: Experts::Fp8, table: Table::Fp8, ..Quantize::default() });
     assert_eq!(fp8["quantization_config"]["quant_method"], "fp8");
     assert_eq!(fp8["quantization_config"]["weight_block_size"], serde_json::json!([128, 128]));
     let kept = fp8["quantization_config"]["modules_to_not_convert"].as_array().unwrap();
-    assert!(kept.iter().any(|m| m == "lm_head") && kept.iter().all(|m| !m.as_str().unwrap().contains(".experts.")));
+    assert!(
+        kept.iter().any(|m| m == "lm_head")
+            && kept.iter().all(|m| !m.as_str().unwrap().contains(".experts."))
+    );
     assert_eq!(fp8["ple_embedding_dtype"], "float8_e4m3fn");
     let row = config(&Quantize { dense: Dense::Fp8Row, ..Quantize::default() });
     assert_eq!(row["quantization_config"]["quant_method"], "castiron");
     let micro = Synth { experts: Experts::Nvfp4, table: Table::Fp8, ..Synth::new(Preset::Micro.config()) };
-    let text = micro.checkpoint().unwrap().file("config.json").unwrap();
+    let text = micro.checkpoint().unwrap().file("config.json").unwrap().unwrap();
     let mixed: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!(mixed["quantization_config"]["quant_algo"], "MIXED_PRECISION");
     let layers = &mixed["quantization_config"]["quantized_layers"];
@@ -355,7 +391,12 @@ fn side_files_come_along_and_the_configuration_says_what_was_done() {
     }
     std::fs::write(from.join("tokenizer.json"), b"{\"x\":1}").unwrap();
     std::fs::create_dir(from.join("folder")).unwrap();
-    let report = quantize(&open(&from), &Quantize { experts: Experts::Fp8, ..Quantize::default() }, &to, &Run::default());
+    let report = quantize(
+        &open(&from),
+        &Quantize { experts: Experts::Fp8, ..Quantize::default() },
+        &to,
+        &Run::default(),
+    );
     assert!(report.unwrap().notes.iter().any(|n| n.contains("folder")));
     assert_eq!(std::fs::read(to.join("tokenizer.json")).unwrap(), b"{\"x\":1}");
     assert!(!to.join("golden.safetensors").exists() && to.join("model.safetensors.index.json").exists());
@@ -379,7 +420,9 @@ fn what_cannot_be_quantised_is_refused_and_leaves_nothing() {
     refuse(&open(&golden("tiny_fp8")), &table, &["F8_E4M3 already", "keep the table"]);
     // A weight that is not a number, in the experts and in the table, is found wherever it is.
     let synth = Synth::new(Preset::Micro.config());
-    for (name, options) in [("experts.gate_up_proj", &fp8), ("shard_3.weight", &table), ("experts.down_proj", &nvfp4)] {
+    for (name, options) in
+        [("experts.gate_up_proj", &fp8), ("shard_3.weight", &table), ("experts.down_proj", &nvfp4)]
+    {
         let damaged = damage(&synth, name);
         refuse(&damaged, options, &[name, "element 5 is not finite"]);
     }
@@ -406,8 +449,12 @@ fn damage(synth: &Synth, end: &str) -> Checkpoint {
 #[test]
 fn row_scales_are_checked_when_read() {
     let input = Synth::new(Preset::Micro.config()).checkpoint().unwrap();
-    let (source, _) =
-        quantize_in_memory(&input, &Quantize { dense: Dense::Fp8Row, ..Quantize::default() }, &Run::default()).unwrap();
+    let (source, _) = quantize_in_memory(
+        &input,
+        &Quantize { dense: Dense::Fp8Row, ..Quantize::default() },
+        &Run::default(),
+    )
+    .unwrap();
     let head = Checkpoint::open(source.clone()).unwrap().weights().unwrap().lm_head;
     assert!(matches!(head.data, MatrixData::Fp8Row { .. }) && head.format() == "fp8-row");
     let Source::Owned(files) = source else { panic!("in memory") };

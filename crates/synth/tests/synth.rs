@@ -171,7 +171,8 @@ fn a_sparse_table_of_many_gigabytes_costs_no_disk() {
     let path = dir.path().join("out");
     let report = synth.write(&path, &Run::default()).unwrap();
     assert!(report.bytes > 7_900_000_000, "{}", report.bytes);
-    let used: u64 = std::fs::read_dir(&path).unwrap().map(|f| f.unwrap().metadata().unwrap().blocks() * 512).sum();
+    let used: u64 =
+        std::fs::read_dir(&path).unwrap().map(|f| f.unwrap().metadata().unwrap().blocks() * 512).sum();
     if used > 64_000_000 {
         println!("skipped: this file system keeps no holes ({used} bytes)");
         return;

@@ -65,7 +65,9 @@ impl Command {
             "save" => Ok(Self::Save(rest.into())),
             "help" => alone(Self::Help),
             "quit" => alone(Self::Quit),
-            _ => Err(anyhow!("there is no command /{name}; /help lists them, and // begins a message with a slash")),
+            _ => Err(anyhow!(
+                "there is no command /{name}; /help lists them, and // begins a message with a slash"
+            )),
         }
     }
 }

@@ -59,7 +59,7 @@ impl Lines {
     }
 
     /// The next line.
-    pub fn next(&mut self) -> Result<Line, Failure> {
+    pub fn read(&mut self) -> Result<Line, Failure> {
         #[cfg(unix)]
         if let Some(editor) = &mut self.editor {
             return edited(editor, &self.interrupted);
@@ -70,7 +70,8 @@ impl Lines {
         // Nothing can be interrupted here but the program.
         self.interrupted.store(true, Ordering::SeqCst);
         let mut bytes = Vec::new();
-        let read = stdin().lock().read_until(b'\n', &mut bytes).context("reading a line").map_err(Failure::job)?;
+        let read =
+            stdin().lock().read_until(b'\n', &mut bytes).context("reading a line").map_err(Failure::job)?;
         self.interrupted.store(false, Ordering::SeqCst);
         if read == 0 {
             return Ok(Line::End);
@@ -94,7 +95,7 @@ fn edited(editor: &mut rustyline::DefaultEditor, interrupted: &AtomicBool) -> Re
         }
         Err(ReadlineError::Interrupted) if interrupted.swap(true, Ordering::SeqCst) => Ok(Line::End),
         Err(ReadlineError::Interrupted) => {
-            eprintln!("(Ctrl-C again or Ctrl-D leaves)");
+            crate::output::remark("(Ctrl-C again or Ctrl-D leaves)");
             Ok(Line::Again)
         }
         Err(ReadlineError::Eof) => Ok(Line::End),

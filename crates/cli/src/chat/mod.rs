@@ -51,10 +51,10 @@ pub fn chat(args: &Chat, json: bool) -> Result<(), Failure> {
     let mut room = Room::open(args, &checkpoint, json)?;
     let mut lines = Lines::new(Arc::clone(&room.interrupted))?;
     if lines.terminal() && !json {
-        eprintln!("/help lists the commands; Ctrl-C interrupts a reply, Ctrl-D leaves.");
+        crate::output::remark("/help lists the commands; Ctrl-C interrupts a reply, Ctrl-D leaves.");
     }
     loop {
-        let text = match lines.next()? {
+        let text = match lines.read()? {
             Line::Text(text) => text,
             Line::Again => continue,
             Line::End => return Ok(()),
@@ -103,7 +103,8 @@ impl<'a> Room<'a> {
         let vocab = (text.tokenizer.vocab_size() as usize).min(model.vocab());
         let params = choices::params(checkpoint, &flags.sampling, vocab)?;
         Writer::new(&flags.stop, None, &text.tokenizer, false, json)?;
-        let limits = Limits { max_tokens: flags.max_tokens, stop: choices::stop_ids(checkpoint, flags.ignore_eos) };
+        let limits =
+            Limits { max_tokens: flags.max_tokens, stop: choices::stop_ids(checkpoint, flags.ignore_eos) };
         let mut session = Session::new(model)?;
         session.set_chunk(args.numerics.chunk as usize);
         Ok(Self {
@@ -154,7 +155,7 @@ impl<'a> Room<'a> {
             Ok(Some(written)) => self.talk.answer(&written),
             Ok(None) => {
                 self.talk = before;
-                eprintln!("(interrupted before the first token; the message was taken back)");
+                crate::output::remark("(interrupted before the first token; the message was taken back)");
             }
             Err(failure) => {
                 self.talk = before;
@@ -168,21 +169,12 @@ impl<'a> Room<'a> {
     fn answer(&mut self) -> Result<Option<Written>, Failure> {
         let started = Instant::now();
         let prompt = self.text.chat(&self.talk.messages(), &self.options)?;
-        let interrupted = Arc::clone(&self.interrupted);
-        let reading = Reading::new(prompt.ids.len());
-        let resumed = self.session.resume(&prompt.ids, |done| {
-            reading.at(done);
-            if interrupted.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        drop(reading);
-        if resumed.flow.is_break() {
-            return Ok(None);
-        }
+        let Some(cached) = self.read(&prompt.ids)? else { return Ok(None) };
         let seed = self.params.seed.wrapping_add(self.talk.attempt());
         let mut sampler = Sampler::new(Params { seed, ..self.params.clone() }).map_err(Failure::input)?;
         let mut writer = Writer::new(self.stops, None, &self.text.tokenizer, prompt.thinking, self.json)?;
         let mut failed = None;
-        let limits = &self.limits;
+        let (limits, interrupted) = (&self.limits, &self.interrupted);
         let reply = self.session.generate(&mut sampler, limits, |token| {
             let next = writer.token(token, limits).unwrap_or_else(|e| {
                 failed = Some(e);
@@ -196,23 +188,37 @@ impl<'a> Room<'a> {
         }
         let reply = reply?;
         let written = writer.finish(&reply.finish)?;
-        let usage = (prompt.ids.len(), resumed.cached, reply.ids.len());
+        let usage = (prompt.ids.len(), cached, reply.ids.len());
         if self.json {
             let mut all = written.json(&reply, usage.0, self.checkpoint);
             all["usage"]["cached_tokens"] = usage.1.into();
             all["seed"] = seed.into();
             output::line(&all.to_string())?;
         } else if self.stats {
-            let (prompt, cached, new) = usage;
-            let seconds = started.elapsed().as_secs_f64();
+            let ((prompt, cached, new), seconds) = (usage, started.elapsed().as_secs_f64());
             eprintln!("[prompt {prompt} tokens, {cached} cached; generated {new}; {seconds:.1} s]");
         }
         Ok(Some(written))
     }
 
+    /// Reads what is new in a prompt; how many tokens were held, or nothing when it was interrupted.
+    fn read(&mut self, prompt: &[u32]) -> Result<Option<usize>, Failure> {
+        let reading = Reading::new(prompt.len());
+        let resumed = self.session.resume(prompt, |done| {
+            reading.at(done);
+            if self.interrupted.load(Ordering::SeqCst) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        Ok(resumed.flow.is_continue().then_some(resumed.cached))
+    }
+
     fn save(&self, path: &Path) -> Result<(), Failure> {
         let all = serde_json::json!({ "messages": self.talk.messages() });
-        let text = serde_json::to_string_pretty(&all).context("writing the conversation").map_err(Failure::job)?;
+        let text =
+            serde_json::to_string_pretty(&all).context("writing the conversation").map_err(Failure::job)?;
         let mut file = WholeFile::create(path)?;
         file.write(text.as_bytes())?;
         file.write(b"\n")?;

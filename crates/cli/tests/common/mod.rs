@@ -1,4 +1,5 @@
 //! Running the program, and writing checkpoints with one thing changed.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -93,7 +94,8 @@ pub fn edit_tensors(dir: &Path, change: impl FnOnce(&mut Vec<Tensor>)) {
     let path = dir.join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..8 + length]).unwrap();
     let mut tensors: Vec<Tensor> = header
         .iter()
         .filter(|(name, _)| *name != "__metadata__")
@@ -104,9 +106,7 @@ pub fn edit_tensors(dir: &Path, change: impl FnOnce(&mut Vec<Tensor>)) {
         })
         .collect();
     change(&mut tensors);
-    let views: Vec<(&str, &str, &[usize], &[u8])> = tensors
-        .iter()
-        .map(|t| (t.0.as_str(), t.1.as_str(), t.2.as_slice(), t.3.as_slice()))
-        .collect();
+    let views: Vec<(&str, &str, &[usize], &[u8])> =
+        tensors.iter().map(|t| (t.0.as_str(), t.1.as_str(), t.2.as_slice(), t.3.as_slice())).collect();
     std::fs::write(path, tensor_file(&views)).unwrap();
 }

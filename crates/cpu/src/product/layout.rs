@@ -110,13 +110,18 @@ pub(super) mod x86 {
     /// # Safety
     /// AVX is present.
     #[inline(always)]
-    pub(in crate::product) unsafe fn transpose(from: &[[u8; 4]; GROUP_ELEMENTS], to: &mut [f32], stride: usize) {
+    pub(in crate::product) unsafe fn transpose(
+        from: &[[u8; 4]; GROUP_ELEMENTS],
+        to: &mut [f32],
+        stride: usize,
+    ) {
         assert!(to.len() >= (PER_LANE - 1) * stride + GROUP);
         // SAFETY: `from` holds 8 vectors and the assertion covers the last store. The caller has AVX.
         unsafe {
             // Lanes 0, 2, 4, 6, 1, 3, 5, 7: the order they shall stand in.
-            let r: [__m256; 8] =
-                std::array::from_fn(|i| _mm256_loadu_ps(from.as_ptr().add((i % 4 * 2 + i / 4) * PER_LANE).cast()));
+            let r: [__m256; 8] = std::array::from_fn(|i| {
+                _mm256_loadu_ps(from.as_ptr().add((i % 4 * 2 + i / 4) * PER_LANE).cast())
+            });
             let t: [__m256; 8] = std::array::from_fn(|i| {
                 let (a, b) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
                 if i % 2 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
@@ -144,7 +149,11 @@ pub(super) mod x86 {
     /// # Safety
     /// AVX2 is present.
     #[inline(always)]
-    pub(in crate::product) unsafe fn transpose_bf16(from: &[[u8; 2]; GROUP_ELEMENTS], to: &mut [f32], stride: usize) {
+    pub(in crate::product) unsafe fn transpose_bf16(
+        from: &[[u8; 2]; GROUP_ELEMENTS],
+        to: &mut [f32],
+        stride: usize,
+    ) {
         assert!(to.len() >= (PER_LANE - 1) * stride + GROUP);
         // SAFETY: `from` holds 128 bytes and the assertion covers the last store. The caller has AVX2.
         unsafe {

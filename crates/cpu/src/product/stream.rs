@@ -86,7 +86,11 @@ mod x86 {
             padded[..rest.len()].copy_from_slice(rest);
             // SAFETY: the copy is a whole group, and part g has steps for it because it has elements there.
             unsafe {
-                acc[g] = group(padded.as_ptr(), x.as_ptr().add(layout.parts[g].0 + stripes * GROUP_ELEMENTS), acc[g]);
+                acc[g] = group(
+                    padded.as_ptr(),
+                    x.as_ptr().add(layout.parts[g].0 + stripes * GROUP_ELEMENTS),
+                    acc[g],
+                );
             }
         }
     }

@@ -32,7 +32,9 @@ fn matrix(kind: u8, rows: usize, cols: usize, seed: u64) -> Matrix {
         },
         _ => Storage::Nvfp4 {
             codes: Arc::new((0..rows * cols / 2).map(|_| byte()).collect::<Vec<u8>>()),
-            scales: Arc::new((0..rows * cols / 16).map(|_| byte() & 0x7F).map(|c| c.min(0x7E)).collect::<Vec<u8>>()),
+            scales: Arc::new(
+                (0..rows * cols / 16).map(|_| byte() & 0x7F).map(|c| c.min(0x7E)).collect::<Vec<u8>>(),
+            ),
             tensor_scale: 0.003,
         },
     };
@@ -92,8 +94,10 @@ fn a_scale_a_row_is_applied_last() {
         let mut y = vec![f32::NAN; 2 * rows];
         product(level, &Pool::new(1), &w, &x, &mut y);
         for (r, n) in (0..2 * rows).map(|i| (i / rows, i % rows)) {
-            let row: Vec<f32> =
-                (**codes).as_ref()[n * cols..(n + 1) * cols].iter().map(|&c| castiron_num::fp8::decode(c)).collect();
+            let row: Vec<f32> = (**codes).as_ref()[n * cols..(n + 1) * cols]
+                .iter()
+                .map(|&c| castiron_num::fp8::decode(c))
+                .collect();
             let want = dot32(&row, &x[r * cols..(r + 1) * cols]) * scales[n];
             assert_eq!(y[r * rows + n].to_bits(), want.to_bits(), "{}", level.name());
         }

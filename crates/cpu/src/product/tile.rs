@@ -40,7 +40,9 @@ pub(super) fn pack(level: Level, layout: &Layout, x: &[f32], out: &mut [f32], st
             #[target_feature(enable = "avx2,fma")]
             fn wide(layout: &Layout, x: &[[u8; 4]], out: &mut [f32], stride: usize) {
                 // SAFETY: this function has AVX2.
-                layout.pack(x, out, stride, |from, to| unsafe { super::layout::x86::transpose(from, to, stride) });
+                layout.pack(x, out, stride, |from, to| unsafe {
+                    super::layout::x86::transpose(from, to, stride)
+                });
             }
             // SAFETY: these levels are only made where AVX2 and FMA were found.
             unsafe { wide(layout, bytes, out, stride) }
@@ -59,7 +61,9 @@ fn pack_bf16(level: Level, layout: &Layout, row: &[[u8; 2]], out: &mut [f32], st
             #[target_feature(enable = "avx2,fma")]
             fn wide(layout: &Layout, row: &[[u8; 2]], out: &mut [f32], stride: usize) {
                 // SAFETY: this function has AVX2.
-                layout.pack(row, out, stride, |from, to| unsafe { super::layout::x86::transpose_bf16(from, to, stride) });
+                layout.pack(row, out, stride, |from, to| unsafe {
+                    super::layout::x86::transpose_bf16(from, to, stride)
+                });
             }
             // SAFETY: these levels are only made where AVX2 and FMA were found.
             unsafe { wide(layout, row, out, stride) }
@@ -165,7 +169,14 @@ fn multiply(
         #[cfg(target_arch = "x86_64")]
         Set::Avx2 => {
             #[target_feature(enable = "avx2,fma")]
-            fn wide(l: &Layout, x: &[f32], rows: usize, outputs: Range<usize>, s: &mut Scratch, y: &Columns<'_>) {
+            fn wide(
+                l: &Layout,
+                x: &[f32],
+                rows: usize,
+                outputs: Range<usize>,
+                s: &mut Scratch,
+                y: &Columns<'_>,
+            ) {
                 multiply_with::<simd::x86::Avx2>(l, x, rows, outputs, s, y);
             }
             // SAFETY: this level is only made where AVX2 and FMA were found.
@@ -174,7 +185,14 @@ fn multiply(
         #[cfg(target_arch = "x86_64")]
         Set::Avx512 => {
             #[target_feature(enable = "avx512f,avx2,fma")]
-            fn wide(l: &Layout, x: &[f32], rows: usize, outputs: Range<usize>, s: &mut Scratch, y: &Columns<'_>) {
+            fn wide(
+                l: &Layout,
+                x: &[f32],
+                rows: usize,
+                outputs: Range<usize>,
+                s: &mut Scratch,
+                y: &Columns<'_>,
+            ) {
                 multiply_with::<simd::x86::Avx512>(l, x, rows, outputs, s, y);
             }
             // SAFETY: this level is only made where AVX-512F was found.
@@ -226,7 +244,8 @@ fn row_block<L: Lanes, const M: usize>(layout: &Layout, x: &[f32], outputs: usiz
             let acc = register_block::<L, M>(w, x, steps);
             for (o, acc) in acc.iter().enumerate() {
                 for (m, &v) in acc.iter().enumerate() {
-                    let lanes = &mut scratch.lanes[(block * OUTPUTS + o) * ROWS + m][part * L::WIDTH..][..L::WIDTH];
+                    let lanes =
+                        &mut scratch.lanes[(block * OUTPUTS + o) * ROWS + m][part * L::WIDTH..][..L::WIDTH];
                     // SAFETY: `lanes` holds WIDTH values, and the level was detected.
                     unsafe { L::store(lanes.as_mut_ptr(), v) };
                 }
@@ -237,7 +256,11 @@ fn row_block<L: Lanes, const M: usize>(layout: &Layout, x: &[f32], outputs: usiz
 
 /// The chains of one part for `OUTPUTS` outputs and `M` rows.
 #[inline(always)]
-fn register_block<L: Lanes, const M: usize>(w: &[f32], x: [&[f32]; M], steps: usize) -> [[L::Vector; M]; OUTPUTS] {
+fn register_block<L: Lanes, const M: usize>(
+    w: &[f32],
+    x: [&[f32]; M],
+    steps: usize,
+) -> [[L::Vector; M]; OUTPUTS] {
     debug_assert!(w.len() == steps * OUTPUTS * L::WIDTH && x.iter().all(|x| x.len() == steps * L::WIDTH));
     // SAFETY: the loop reads `steps` steps of `w` and `x`, which have that length; the level was detected.
     unsafe {

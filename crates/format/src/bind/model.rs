@@ -110,9 +110,14 @@ impl Binder<'_> {
         if !self.config.tie_embeddings {
             return self.dense(name, self.config.vocab_size, self.config.hidden_size);
         }
-        if self.any(&format!("{name}.")) {
+        let prefix = format!("{name}.");
+        if self.any(&prefix) {
+            self.ignore(Part::Head, |n| n.starts_with(&prefix));
             self.found(Problem::Unexpected, || {
-                format!("{name}.weight beside tie_word_embeddings = true in config.json (make it false, or drop the tensor)")
+                format!(
+                    "{name}.weight beside tie_word_embeddings = true in config.json: set it to false to use the tensor, \
+                     or remove the tensor to use the embedding"
+                )
             });
         }
         embed.clone()
@@ -236,7 +241,8 @@ impl Binder<'_> {
         for matrix in experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]) {
             match matrix.data {
                 MatrixData::Nvfp4 { input_scale: Some(_), .. } => self.tally.w4a4 += 1,
-                _ => self.tally.other += 1,
+                MatrixData::Nvfp4 { input_scale: None, .. } => self.tally.unscaled += 1,
+                _ => {}
             }
         }
     }

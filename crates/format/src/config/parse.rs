@@ -271,16 +271,17 @@ fn indexer(keys: &Keys<'_>) -> Result<IndexerConfig> {
 
 fn ple(keys: &Keys<'_>, num_layers: usize) -> Result<Option<PleConfig>> {
     let accepted = format!(
-        "a list of different layer numbers from 1 to {num_layers} (one-based), at most {MAX_PLE}, or an empty list"
+        "a list of layer numbers from 1 to {num_layers} (one-based), at most {MAX_PLE} different ones; absent, null or \
+         empty for a model without n-gram layers"
     );
-    let ids = match keys.get("ple_layer_ids") {
+    let mut ids = match keys.get("ple_layer_ids") {
         Some(Value::Array(_)) => keys.integers("ple_layer_ids", 1, num_layers as u64)?,
-        _ => return Err(keys.refuse("ple_layer_ids", &accepted)),
+        Some(_) => return Err(keys.refuse("ple_layer_ids", &accepted)),
+        None => Vec::new(),
     };
-    let mut sorted = ids.clone();
-    sorted.sort_unstable();
-    sorted.dedup();
-    if sorted.len() != ids.len() || ids.len() > MAX_PLE {
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.len() > MAX_PLE {
         return Err(keys.refuse("ple_layer_ids", &accepted));
     }
     if ids.is_empty() {

@@ -14,11 +14,7 @@ pub fn repo(path: &str) -> PathBuf {
 
 /// `f32` activations, weight-only experts: how parity with f32 references is measured.
 pub fn f32_options() -> Options {
-    Options {
-        activations: Activations::F32,
-        experts: Some(ExpertActivations::W4a16),
-        ..Options::default()
-    }
+    Options { activations: Activations::F32, experts: Some(ExpertActivations::W4a16), ..Options::default() }
 }
 
 pub fn open(path: &str, options: &Options) -> Model {

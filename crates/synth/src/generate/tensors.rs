@@ -21,7 +21,12 @@ const TABLE: f32 = 0.025_9;
 #[derive(Debug, Clone)]
 enum Fill {
     /// Logical matrices of `segment` elements one after another, the first of which starts `skip` elements before.
-    Draw { law: Law, segment: u64, skip: u64, streams: Vec<Stream> },
+    Draw {
+        law: Law,
+        segment: u64,
+        skip: u64,
+        streams: Vec<Stream>,
+    },
     Integers(Vec<u64>),
 }
 
@@ -72,7 +77,11 @@ impl Builder<'_> {
     }
 
     fn conv(&mut self, name: String, channels: usize, taps: usize) {
-        self.draw(&format!("{name}.weight"), &[channels, 1, taps], Law::bell(0.0, 1.0 / (taps as f32).sqrt()));
+        self.draw(
+            &format!("{name}.weight"),
+            &[channels, 1, taps],
+            Law::bell(0.0, 1.0 / (taps as f32).sqrt()),
+        );
     }
 
     /// Gain of what writes to the residual.
@@ -173,7 +182,8 @@ impl Builder<'_> {
     fn experts(&mut self, name: &str, fused: &str, parts: &[&str], (rows, cols): (usize, usize), gain: f32) {
         let logical = name.strip_prefix(PREFIX).unwrap_or(name);
         let count = self.c.moe.experts;
-        let names = (0..count).flat_map(|e| parts.iter().map(move |part| format!("{logical}.{e}.{part}.weight")));
+        let names =
+            (0..count).flat_map(|e| parts.iter().map(move |part| format!("{logical}.{e}.{part}.weight")));
         let streams = names.map(|n| Stream::new(self.seed, &n)).collect();
         let law = Law::bell(0.0, gain / (cols as f32).sqrt());
         let fill = Fill::Draw { law, segment: (rows * cols) as u64, skip: 0, streams };
@@ -198,7 +208,12 @@ impl Builder<'_> {
             let fill = Fill::Integers(values.to_vec());
             self.push(format!("{name}.ple_embedding.{buffer}"), Dtype::I64, vec![values.len()], fill);
         }
-        self.table(&format!("{name}.ple_embedding.ngram_embedding"), hash.total_rows(), ple.row_dim(), ple.parts);
+        self.table(
+            &format!("{name}.ple_embedding.ngram_embedding"),
+            hash.total_rows(),
+            ple.row_dim(),
+            ple.parts,
+        );
         Ok(())
     }
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::functions;
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
@@ -106,7 +106,7 @@ pub(super) fn compile(
     env.set_recursion_limit(recursion);
     env.set_debug(false);
     // `debug` prints the whole state, which nothing bounds; `transformers` has no such function.
-    env.remove_function("debug");
+    env.remove_global("debug");
     env.add_filter("tojson", json::tojson);
     env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
         let message = message.to_string();
@@ -126,7 +126,8 @@ fn refusal(name: &str, refusal: Refusal) -> Error {
     match refusal {
         Refusal::Syntax(error) => translate(name, &error),
         Refusal::Unguarded(line) => {
-            let detail = "an expression nests too deeply or cannot be checked; write it in several steps".into();
+            let detail =
+                "an expression nests too deeply or cannot be checked; write it in several steps".into();
             Error::TemplateLimit { template, line, limit: TemplateLimit::Recursion, detail }
         }
         Refusal::Reserved(word) => {

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Tuple};
+use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, Tuple};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::{TOO_DEEP, VALUE_TOO_LARGE};
@@ -80,7 +80,8 @@ fn refuse(detail: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, detail)
 }
 
-const LIVE: &str = "a namespace or loop variable cannot be put inside a list, dict or namespace; copy the values it holds";
+const LIVE: &str =
+    "a namespace or loop variable cannot be put inside a list, dict or namespace; copy the values it holds";
 
 struct Meter {
     visits: u64,
@@ -228,6 +229,6 @@ impl Object for Flat {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        self.mapped_enumerator(|this| Box::new(this.items.iter().cloned()))
+        self.mapped_rev_enumerator(|this| Box::new(this.items.iter().cloned()))
     }
 }

@@ -227,19 +227,24 @@ impl Pass<'_> {
         self.visit(expr, false, false);
     }
 
-    /// `guarded`: the expression is the operand of our filter. `chained`: it is the left side of a `+` whose own result
-    /// is guarded.
-    fn visit(&mut self, expr: &Expr<'_>, guarded: bool, chained: bool) {
+    /// What is taken apart at once. A slice there needs no guard, and no filter fits between the two.
+    fn base(&mut self, expr: &Expr<'_>) {
+        self.visit(expr, false, matches!(expr, Expr::Slice(_)));
+    }
+
+    /// `guarded`: the expression is the operand of our filter. `passing`: its value goes nowhere but into the next
+    /// operation, whose result is guarded if it can grow.
+    fn visit(&mut self, expr: &Expr<'_>, guarded: bool, passing: bool) {
         match expr {
             Expr::Var(_) | Expr::Const(_) => {}
             Expr::Slice(s) => {
-                self.expr(&s.expr);
+                self.base(&s.expr);
                 [&s.start, &s.stop, &s.step].into_iter().flatten().for_each(|e| self.expr(e));
             }
-            Expr::UnaryOp(u) => self.expr(&u.expr),
+            Expr::UnaryOp(u) => self.base(&u.expr),
             Expr::BinOp(b) => {
-                let left_chained = matches!(b.op, BinOpKind::Add) && (chained || grows(expr));
-                self.visit(&b.left, false, left_chained);
+                let chain = is_add(&b.left) && is_add(expr) && (passing || grows(expr));
+                self.visit(&b.left, false, chain);
                 self.expr(&b.right);
             }
             Expr::Compare(c) => {
@@ -261,11 +266,11 @@ impl Pass<'_> {
             }
             Expr::Test(t) => {
                 self.expr(&t.expr);
-                self.args(&t.args);
+                args(&t.args).for_each(|e| self.base(e));
             }
-            Expr::GetAttr(g) => self.expr(&g.expr),
+            Expr::GetAttr(g) => self.base(&g.expr),
             Expr::GetItem(g) => {
-                self.expr(&g.expr);
+                self.base(&g.expr);
                 self.expr(&g.subscript_expr);
             }
             Expr::Call(c) => self.call(c),
@@ -273,19 +278,18 @@ impl Pass<'_> {
             Expr::Tuple(t) => t.items.iter().for_each(|e| self.expr(e)),
             Expr::Map(m) => m.keys.iter().chain(&m.values).for_each(|e| self.expr(e)),
         }
-        let chained = chained && matches!(expr, Expr::BinOp(b) if matches!(b.op, BinOpKind::Add));
-        if guarded || chained || !grows(expr) {
+        if guarded || passing || !grows(expr) {
             return;
         }
         if self.check {
             return self.missing(expr.span());
         }
-        if let Expr::Filter(_) = expr {
+        if let Expr::Filter(_) | Expr::Slice(_) = expr {
             // Only the end of such a span is exact, and the end is enough.
             self.inserts.push((end_of(expr), format!("|{GUARD}")));
         } else {
             let start = expr.span().start_offset as usize;
-            // A filter binds tighter than an operator, and looser than what follows a literal or a slice.
+            // A filter binds tighter than an operator, and looser than what follows a literal.
             let operator = matches!(expr, Expr::BinOp(_));
             let (open, close) = if operator { ("((", ")") } else { ("(", "") };
             self.inserts.push((start, open.to_string()));
@@ -294,19 +298,23 @@ impl Pass<'_> {
     }
 
     fn call(&mut self, call: &Call<'_>) {
-        self.expr(&call.expr);
+        self.base(&call.expr);
         self.args(&call.args);
     }
 
-    fn args(&mut self, args: &[CallArg<'_>]) {
-        for arg in args {
-            match arg {
-                CallArg::Pos(e) | CallArg::Kwarg(_, e) | CallArg::PosSplat(e) | CallArg::KwargSplat(e) => {
-                    self.expr(e);
-                }
-            }
-        }
+    fn args(&mut self, list: &[CallArg<'_>]) {
+        args(list).for_each(|e| self.expr(e));
     }
+}
+
+fn args<'e, 'a>(list: &'e [CallArg<'a>]) -> impl Iterator<Item = &'e Expr<'a>> {
+    list.iter().map(|arg| match arg {
+        CallArg::Pos(e) | CallArg::Kwarg(_, e) | CallArg::PosSplat(e) | CallArg::KwargSplat(e) => e,
+    })
+}
+
+fn is_add(expr: &Expr<'_>) -> bool {
+    matches!(expr, Expr::BinOp(b) if matches!(b.op, BinOpKind::Add))
 }
 
 fn end_of(expr: &Expr<'_>) -> usize {

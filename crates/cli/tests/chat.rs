@@ -1,4 +1,5 @@
 //! A conversation that keeps its state gives the bytes of fresh runs.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

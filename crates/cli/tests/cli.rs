@@ -1,4 +1,5 @@
 //! The program as a user meets it: replies, files, errors and exit codes.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `plan`, `verify`, completions and manual pages.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `synth` and `quantize` as a user meets them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

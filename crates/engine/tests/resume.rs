@@ -1,4 +1,5 @@
 //! Going on from what a session holds gives the bytes of a fresh run.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! `verify` passes a whole model and names the place of a fault.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
 

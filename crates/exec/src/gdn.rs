@@ -8,6 +8,9 @@ use crate::{Exec, Kind, Matrix};
 /// Epsilon of the l2 norm of q and k, on the sum of squares.
 const L2_EPS: f32 = 1e-6;
 
+/// Takes what step t of a strip reads.
+type Emit<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
 /// Columns of a state strip: 16 KiB at the released key head size.
 const STRIP: usize = 32;
 
@@ -165,7 +168,7 @@ impl Exec {
                         unsafe { outputs.row(at + i)[0] = o };
                     }
                 };
-                let emit: Option<&mut dyn FnMut(usize, &[f32])> = if read { Some(&mut write) } else { None };
+                let emit: Option<Emit<'_>> = if read { Some(&mut write) } else { None };
                 self.gdn_strip(shape, head, columns.clone(), &mut strip, rows, count, emit);
                 (0..dk).for_each(|k| row(k).copy_from_slice(&strip[k * columns.len()..][..columns.len()]));
             }
@@ -183,7 +186,7 @@ impl Exec {
         strip: &mut [f32],
         rows: &GdnRows,
         count: usize,
-        mut emit: Option<&mut dyn FnMut(usize, &[f32])>,
+        mut emit: Option<Emit<'_>>,
     ) {
         let GdnShape { key_heads, value_heads, dk, dv, .. } = *shape;
         let key = head / (value_heads / key_heads);

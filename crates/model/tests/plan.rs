@@ -1,4 +1,5 @@
 //! The plan against what a running model really holds.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The same bytes: chunks, windows, snapshots, company and levels cannot be seen in logits or states.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
 mod common;
 

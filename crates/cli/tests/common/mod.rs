@@ -1,5 +1,5 @@
 //! Running the program, and writing checkpoints with one thing changed.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part")]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

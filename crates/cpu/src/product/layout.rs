@@ -137,9 +137,9 @@ pub(super) mod x86 {
                 ]
             });
             let to = to.as_mut_ptr();
-            for j in 0..4 {
-                _mm256_storeu_ps(to.add(j * stride), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x20));
-                _mm256_storeu_ps(to.add((j + 4) * stride), _mm256_permute2f128_ps(u[0][j], u[1][j], 0x31));
+            for (j, (&low, &high)) in u[0].iter().zip(&u[1]).enumerate() {
+                _mm256_storeu_ps(to.add(j * stride), _mm256_permute2f128_ps(low, high, 0x20));
+                _mm256_storeu_ps(to.add((j + 4) * stride), _mm256_permute2f128_ps(low, high, 0x31));
             }
         }
     }

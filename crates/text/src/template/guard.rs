@@ -68,6 +68,14 @@ impl Guard {
         self.settle(&meter);
         out.map(|()| value.clone())
     }
+
+    /// `value`, a new namespace or dict, with what it was made with measured.
+    pub(super) fn made(&self, value: Value) -> Result<Value, Error> {
+        let mut meter = self.meter();
+        let out = value.as_object().map_or(Ok(0), |object| meter.parts(object, 0));
+        self.settle(&meter);
+        out.map(|_| value)
+    }
 }
 
 /// An object that changes after it was made.
@@ -196,22 +204,6 @@ impl Meter {
             }
         }
         Ok(())
-    }
-
-    /// The values a namespace or dict was made with.
-    fn initial(&mut self, value: &Value) -> Result<(), Error> {
-        let Some(object) = value.as_object() else { return Ok(()) };
-        self.parts(object, 0).map(|_| ())
-    }
-}
-
-impl Guard {
-    /// A new namespace or dict, with the values it was made with.
-    pub(super) fn made(&self, value: Value) -> Result<Value, Error> {
-        let mut meter = self.meter();
-        let out = meter.initial(&value);
-        self.settle(&meter);
-        out.map(|()| value)
     }
 }
 

@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 /// Looks at a flag this often before going to sleep.
 const SPINS: usize = 4000;
 
-/// Operations below which a job is not handed out: about the time that waking threads takes.
-const WORTH: usize = 100_000;
+/// Operations below which a job is not handed out: some 100 microseconds, well above what waking threads takes.
+const WORTH: usize = 1_000_000;
 
 /// A job as the workers see it: a function of the part's index.
 #[derive(Clone, Copy)]

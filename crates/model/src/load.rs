@@ -169,8 +169,7 @@ impl Model {
 fn expert_mode(checkpoint: &Checkpoint, options: &Options) -> Result<ExpertActivations, Error> {
     match options.experts {
         Some(ExpertActivations::W4a4) if !checkpoint.declared_w4a4() => Err(Error::Options(
-            "w4a4 needs NVFP4 experts that all carry an input_scale, which is not so here; use w4a16"
-                .into(),
+            "w4a4 needs NVFP4 experts that all carry an input_scale, which is not so here; use w4a16".into(),
         )),
         Some(mode) => Ok(mode),
         None if checkpoint.declared_w4a4() => Ok(ExpertActivations::W4a4),

@@ -217,3 +217,42 @@ impl Exec {
         self.product(&w.out, &o)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activations, ExpertActivations, Level, Numerics};
+
+    fn values(count: usize, seed: u32, size: f32) -> Vec<f32> {
+        let value = |i: usize| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8;
+        (0..count).map(|i| (value(i) as f32 / 8_388_608.0 - 1.0) * size).collect()
+    }
+
+    /// Strips and threads cut columns that never meet; a replay leaves the state of a run that reads.
+    #[test]
+    fn threads_levels_and_replays_leave_one_state() {
+        let shape = GdnShape { key_heads: 2, value_heads: 6, dk: 64, dv: 72, taps: 4, sigmoid_gate: true };
+        let count = 48;
+        let rows = GdnRows {
+            q: values(count * 128, 1, 0.1),
+            k: values(count * 128, 2, 0.2),
+            v: values(count * 432, 3, 1.0),
+            decay: values(count * 6, 4, 0.01).iter().map(|d| 0.95 + d).collect(),
+            beta: values(count * 6, 5, 0.1).iter().map(|b| 0.5 + b).collect(),
+        };
+        let numerics = Numerics { activations: Activations::Bf16, experts: ExpertActivations::W4a16 };
+        let run = |level, threads, read| {
+            let mut state = values(shape.state(), 6, 0.5);
+            let out = Exec::new(numerics, level, threads).gdn_run(&shape, &mut state, &rows, count, read);
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            (bits(&state), bits(&out))
+        };
+        let (state, out) = run(Level::law(), 1, true);
+        for level in Level::present() {
+            for threads in [1, 3] {
+                assert_eq!(run(level, threads, true), (state.clone(), out.clone()), "{}", level.name());
+                assert_eq!(run(level, threads, false), (state.clone(), Vec::new()), "{}", level.name());
+            }
+        }
+    }
+}

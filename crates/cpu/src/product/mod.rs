@@ -18,6 +18,11 @@ use crate::{Level, Matrix};
 /// `x` is `[rows, cols]`, `y` is `[rows, w.rows()]`. The bytes of a row of `y` depend on that row of `x`
 /// alone: not on the other rows, the level or the number of threads.
 pub fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &mut [f32]) {
+    product_on(level, pool.for_work(x.len() * w.rows()), w, x, y);
+}
+
+/// [`product`] on all threads of `pool`, however small the job is.
+fn product_on(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &mut [f32]) {
     let rows = x.len() / w.cols();
     assert_eq!(x.len(), rows * w.cols(), "x is whole rows");
     assert_eq!(y.len(), rows * w.rows(), "y has a value for each row and output");
@@ -27,7 +32,6 @@ pub fn product(level: Level, pool: &Pool, w: &Matrix, x: &[f32], y: &mut [f32]) 
     if level.is_law() {
         product_law(w, x, y);
     } else {
-        let pool = pool.for_work(rows * w.rows() * w.cols());
         let columns = Columns::new(y, w.rows());
         if rows == 1 && stream::can(level, w) {
             stream::product(level, pool, w, x, &columns);

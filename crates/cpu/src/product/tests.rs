@@ -52,7 +52,7 @@ proptest! {
         let x: Vec<f32> = (0..m * cols).map(|i| ((i as u64 ^ seed).wrapping_mul(0x9E3779B97F4A7C15) >> 40) as f32 / 8e6 - 1.0).collect();
         let run = |level, threads| {
             let mut y = vec![f32::NAN; m * rows];
-            product(level, &Pool::new(threads), &w, &x, &mut y);
+            product_on(level, &Pool::new(threads), &w, &x, &mut y);
             y.iter().map(|y| y.to_bits()).collect::<Vec<_>>()
         };
         let law = run(Level::law(), 1);

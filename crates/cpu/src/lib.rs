@@ -24,4 +24,4 @@ pub use level::Level;
 pub use matrix::{Codes, Matrix, Storage};
 pub use pool::{Pool, Rows};
 pub use product::product;
-pub use w4a4::{W4a4Input, product_w4a4};
+pub use w4a4::{W4a4Input, product_w4a4, product_w4a4_pooled};

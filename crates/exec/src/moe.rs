@@ -147,15 +147,16 @@ impl Exec {
     ) -> Option<(Vec<f32>, Vec<usize>)> {
         let (cols, inner, size) = (e.gate.cols(), e.gate.rows(), e.down.rows());
         let rows = x.len() / cols;
+        let pool = self.pool.for_work(x.len() * inner);
         let (x, mut bad) = W4a4Input::quantise(x, cols, a_in);
         let (mut m, mut up, mut y) =
             (vec![0.0; rows * inner], vec![0.0; rows * inner], vec![0.0; rows * size]);
-        let exact = cpu::product_w4a4(self.level, &e.gate, &x, &mut m)
-            && cpu::product_w4a4(self.level, &e.up, &x, &mut up);
+        let exact = cpu::product_w4a4_pooled(self.level, pool, &e.gate, &x, &mut m)
+            && cpu::product_w4a4_pooled(self.level, pool, &e.up, &x, &mut up);
         cpu::swiglu(self.level, &mut m, &up);
         self.store(&mut m);
         let (m, more) = W4a4Input::quantise(&m, inner, a_down);
-        if !(exact && cpu::product_w4a4(self.level, &e.down, &m, &mut y)) {
+        if !(exact && cpu::product_w4a4_pooled(self.level, pool, &e.down, &m, &mut y)) {
             return None;
         }
         bad.extend(more);

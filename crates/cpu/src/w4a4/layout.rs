@@ -76,6 +76,7 @@ impl Exponents {
     ///
     /// A term is at most `2304 * 15 * 15 << ranges`; the product of scales is at most `15 * 15 << 7`, as 3 of the
     /// activations' exponent may lie in the bytes.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable form adds in i64"))]
     #[inline(always)]
     pub fn terms(self, x: u8) -> Option<usize> {
         const TERM: usize = 2304 * 15 * 15;

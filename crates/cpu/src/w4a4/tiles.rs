@@ -126,12 +126,14 @@ pub(super) struct InputRows<'a, const N: usize> {
 
 impl<const N: usize> InputRows<'_, N> {
     /// The largest of the rows' ranges.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable form adds in i64"))]
     #[inline(always)]
     pub fn range(&self) -> u8 {
         self.exponents.iter().fold(0, |m, e| m.max(e.range))
     }
 
     /// Weight rows of a range below this are added in i32 to the end, if that takes `terms` terms.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable form adds in i64"))]
     pub fn narrow_below(&self, terms: usize) -> u8 {
         let fits = |range: &u8| Exponents { shift: 0, range: *range }.terms(self.range()) >= Some(terms);
         (0..=Exponents::NARROW).find(|range| !fits(range)).unwrap_or(Exponents::NARROW + 1)
